@@ -1,0 +1,40 @@
+"""Every setting: its environment variable, its default, and whether it changes generated code."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One row of the table of settings."""
+
+    name: str
+    variable: str
+    default: str
+    changes_code: bool
+    meaning: str
+
+    def read(self) -> str:
+        """The current value, as text; read anew each time."""
+        return os.environ.get(self.variable, self.default)
+
+
+SETTINGS = {
+    s.name: s
+    for s in (
+        Setting("cache_dir", "TP_CACHE_DIR", "", False, "folder of compiled artifacts; empty: the user's cache folder"),
+        Setting("show", "TP_SHOW", "", False, "levels to print: graph,ops,loops,plan,kernels,guards,time"),
+        Setting("dump", "TP_DUMP", "", False, "folder that receives every level of every compilation"),
+        Setting("cpu_isa", "TP_CPU_ISA", "", True, "vector tier: avx512, avx2 or portable; empty: the widest here"),
+        Setting("cxx", "CXX", "", True, "C++ compiler; empty: the first of g++, c++, clang++, ziglang that is there"),
+        Setting("version_limit", "TP_VERSION_LIMIT", "8", False, "live versions of one compiled function"),
+        Setting("compile_limit", "TP_COMPILE_LIMIT", "256", False, "compilations of one compiled function"),
+    )
+}
+
+
+def get(name: str) -> str:
+    """The current value of a setting."""
+    return SETTINGS[name].read()

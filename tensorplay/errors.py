@@ -1,0 +1,35 @@
+"""The errors that a user can see, each saying what to do next."""
+
+from __future__ import annotations
+
+
+class TensorPlayError(RuntimeError):
+    """Every error of ours derives from it (and so from RuntimeError)."""
+
+
+class GraphCaptureError(TensorPlayError):
+    """The function does something that capture cannot represent. Names the user's file and line."""
+
+
+class UnsupportedError(TensorPlayError):
+    """A part of the compiler has no row for this program; the message names the operator and the reason."""
+
+
+class StrictNativeError(TensorPlayError):
+    """strict_native=True (or fullgraph=True) and the function could not be compiled as a whole."""
+
+
+class CompilerError(TensorPlayError):
+    """The C++ compiler is missing or refused our source; holds what it printed."""
+
+
+class VerificationError(TensorPlayError):
+    """tp.compile(..., verify=True) found a difference from eager; names the first level, pass and node."""
+
+
+class RecompileLimitError(TensorPlayError):
+    """strict_native=True and a version limit was reached; names the component of the key that varies."""
+
+
+class FallbackWarning(UserWarning):
+    """A function, or a part of it, runs eagerly; said once for each reason."""

@@ -1,0 +1,127 @@
+"""The plan: which loops form a kernel, in which order, in which memory (section 7).
+
+Always: every node stands in one step; steps are in dependency order; within a kernel, a value that a later node
+of the same kernel reads at the same iteration point is forwarded in a register.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from ..expr import Expr
+from ..loops.nodes import Compute, Extern, Loops
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """Loops that run as one nest over `dims` (parallel) and `rdims` (reduced, innermost or outermost as codegen likes).
+
+    Every node is written over these very variables: a Pointwise has vars == dims + rdims (it runs at every point)
+    or vars == dims (once a row); a Reduction has vars == dims and rvars == rdims; a Scan stands alone with
+    rdims == (). Store offsets (`Compute.at`) and load offsets are linear in elements and already simplified.
+
+    A load of a buffer written by an earlier node of the kernel is always at the offset that this node stored at
+    (the same expression object), so its value is at hand; a Reduction's result is at hand once the loop over
+    rdims is complete, so its readers belong to a later pass over the row.
+    """
+
+    name: str
+    dims: tuple[Expr, ...]
+    rdims: tuple[Expr, ...]
+    nodes: tuple[Compute, ...]
+    local: frozenset[str] = frozenset()  # buffers that no other step and no output reads: no memory, no store
+    read_bytes: int = 0  # model: each element that is needed, once
+    write_bytes: int = 0
+    flops: int = 0
+
+    @property
+    def model_bytes(self) -> int:
+        """Bytes between the kernel and main memory in the model of proposition 1.1."""
+        return self.read_bytes + self.write_bytes
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """Buffers from outside the kernel, in order of first use."""
+        own = {b for n in self.nodes for b in n.writes}
+        first = dict.fromkeys(r for n in self.nodes for r in n.reads)
+        return tuple(r for r in first if r not in own)
+
+    @property
+    def writes(self) -> tuple[str, ...]:
+        """Buffers that the kernel stores to memory."""
+        return tuple(w for n in self.nodes for w in n.writes if w not in self.local)
+
+    @property
+    def origins(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(o for n in self.nodes for o in n.origins))
+
+
+Step = Kernel | Extern
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """A pair of steps that share a buffer and were not fused, and why."""
+
+    first: str
+    second: str
+    saved_bytes: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Where buffers live. Inputs, constants and kernel-local buffers need no entry.
+
+    arena: planned intermediates, byte offsets (64-byte aligned) into one block leased for a call.
+    fresh: buffers that the graph returns: allocated for each call with the buffer's own size and stride.
+    owned: results that a library operator allocates itself; their pointer is known when the call returns.
+    """
+
+    arena: dict[str, int] = field(default_factory=dict)
+    arena_bytes: int = 0
+    fresh: tuple[str, ...] = ()
+    owned: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Steps in order, their memory, and what was refused."""
+
+    loops: Loops
+    steps: tuple[Step, ...]
+    memory: Memory
+    refused: tuple[Refusal, ...] = ()
+    lower_bound: int = 0  # proposition 1.1 for the whole graph: bytes of inputs that are needed + bytes of outputs
+
+    @property
+    def kernels(self) -> tuple[Kernel, ...]:
+        return tuple(s for s in self.steps if isinstance(s, Kernel))
+
+    @property
+    def externs(self) -> tuple[Extern, ...]:
+        return tuple(s for s in self.steps if isinstance(s, Extern))
+
+    @property
+    def segments(self) -> tuple[tuple[Kernel, ...] | Extern, ...]:
+        """Runs of kernels between library calls: each run is one entry into native code."""
+        out: list[tuple[Kernel, ...] | Extern] = []
+        for step in self.steps:
+            if isinstance(step, Extern):
+                out.append(step)
+            elif out and isinstance(out[-1], tuple):
+                out[-1] = (*out[-1], step)
+            else:
+                out.append((step,))
+        return tuple(out)
+
+    @property
+    def slots(self) -> tuple[str, ...]:
+        """Every buffer that lives in memory, in the order of the pointer table that native code receives."""
+        local = frozenset().union(*(k.local for k in self.kernels))
+        return tuple(name for name in self.loops.buffers if name not in local)
+
+    def __str__(self) -> str:
+        from .text import show
+
+        return show(self)
