@@ -1,0 +1,91 @@
+"""Forward kernels against eager and torch.compile: ratios and the fraction of the copy bandwidth.
+
+    python -m bench.kernels [--dtype float32 bfloat16] [--no-inductor] [--threads 1] [names ...]
+
+Model bytes are those of the plan (section 1.1); the ceiling is what `torch.Tensor.copy_` reaches in the same run.
+"fresh": outputs from torch's allocator, as Inductor's. "in place": kernels that write their inputs need none.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+
+import tensorplay as tp
+from tensorplay.testing import K
+
+from .clock import alternate, machine, table
+
+
+def chain(x):
+    t = torch.relu((x + 1) * 0.5) - 0.25
+    t = torch.abs(t * t + x)
+    return torch.clamp_max(torch.sqrt(t) * 3, 6)
+
+
+def adamw(p, g, m, v):
+    m.lerp_(g, 0.1)
+    v.mul_(0.999).addcmul_(g, g, value=0.001)
+    p.mul_(1 - 1e-5)
+    p.addcdiv_(m, v.sqrt() + 1e-8, value=-1e-3)
+    return p
+
+
+KERNELS: dict[str, tuple[Callable, Callable]] = {
+    "relu row sum 4096x4096": (lambda x, w: (torch.relu(x + w) * 2).sum(-1), lambda r: (r(4096, 4096), r(4096, 4096))),
+    "relu row sum 64x128": (lambda x, w: (torch.relu(x + w) * 2).sum(-1), lambda r: (r(64, 128), r(64, 128))),
+    "gelu(x*a+b) 16M": (lambda x: F.gelu(x * 1.5 + 0.5), lambda r: (r(16 << 20),)),
+    "chain of 10, 16M": (chain, lambda r: (r(16 << 20),)),
+    "softmax 4096x1024": (lambda x: torch.softmax(x, -1), lambda r: (r(4096, 1024),)),
+    "softmax 64x32000": (lambda x: torch.softmax(x, -1), lambda r: (r(64, 32000),)),
+    "layer_norm 4096x1024": (lambda x, g, b: F.layer_norm(x, (1024,), g, b), lambda r: (r(4096, 1024), r(1024), r(1024))),
+    "sum dim 0, 4096x4096": (lambda x: x.sum(0), lambda r: (r(4096, 4096),)),
+    "x + y.t(), 4096": (lambda x, y: x + y.t(), lambda r: (r(4096, 4096), r(4096, 4096))),
+    "cross entropy 512x32000": (lambda x, t: F.cross_entropy(x, t), lambda r: (r(512, 32000), torch.randint(0, 32000, (512,)))),
+    "AdamW 10M, in place": (adamw, lambda r: (r(10 << 20), r(10 << 20), r(10 << 20), r(10 << 20).abs())),
+}
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("names", nargs="*", default=list(KERNELS))
+    options.add_argument("--dtype", nargs="*", default=["float32", "bfloat16"])
+    options.add_argument("--no-inductor", action="store_true")
+    options.add_argument("--threads", type=int, default=1)
+    chosen = options.parse_args()
+    torch.set_num_threads(chosen.threads)
+    source, target = torch.randn(16 << 20), torch.randn(16 << 20)
+    copy = alternate({"copy": lambda: target.copy_(source)}, rounds=7)["copy"].best
+    ceiling = 2 * source.nbytes / copy
+    rows = []
+    with torch.no_grad():
+        for name in chosen.names:
+            function, inputs = KERNELS[name]
+            for dtype in (getattr(torch, d) for d in chosen.dtype):
+                args = inputs(lambda *s, d=dtype: torch.randn(*s).to(d))
+                compiled = tp.compile(function, strict_native=True)
+                compiled(*args)
+                peers = {"eager": lambda f=function, a=args: f(*a), "ours": lambda f=compiled, a=args: f(*a)}
+                if not chosen.no_inductor:
+                    peer = torch.compile(function)
+                    peer(*args)
+                    peers["inductor"] = lambda f=peer, a=args: f(*a)
+                times = alternate(peers, rounds=7)
+                moved = sum(k.model_bytes for k in K(compiled))
+                ours = times["ours"].median
+                row = [name, str(dtype).removeprefix("torch."), str(len(K(compiled))), f"{times['eager'].median * 1e3:.3f}", f"{ours * 1e3:.3f}"]
+                if not chosen.no_inductor:
+                    row += [f"{times['inductor'].median * 1e3:.3f}", f"{times['inductor'].median / ours:.2f}"]
+                rows.append([*row, f"{times['eager'].median / ours:.2f}", f"{100 * moved / ours / ceiling:.0f}"])
+    head = ["kernel", "dtype", "kernels", "eager ms", "ours ms"]
+    if not chosen.no_inductor:
+        head += ["Inductor ms", "Inductor/ours"]
+    print(machine(), f"copy {ceiling / 1e9:.1f} GB/s")
+    print(table([*head, "eager/ours", "% of copy bandwidth"], rows))
+
+
+if __name__ == "__main__":
+    main()
