@@ -1,0 +1,160 @@
+"""tp.explain(cf): every representation, decision, count and reason of a compiled function as one printable object.
+
+In: anything that tp.compile returned.  Out: `Explanation`, whose attributes are the levels of table 1.2 and whose
+text shows them from the call down to the kernels.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import fx
+
+from .compiled import Compiled, Version, compiled_of
+
+
+@dataclass(frozen=True)
+class KernelReport:
+    """One generated kernel: its source and what the byte model says of it (definition 1.1)."""
+
+    name: str
+    source: str
+    reads: tuple[str, ...]
+    writes: tuple[str, ...]
+    read_bytes: int
+    write_bytes: int
+    flops: int
+    origins: tuple[str, ...]
+    lines: tuple[str, ...]
+
+    @property
+    def model_bytes(self) -> int:
+        return self.read_bytes + self.write_bytes
+
+    @property
+    def intensity(self) -> float:
+        """Arithmetic intensity in FLOP/byte."""
+        return self.flops / self.model_bytes if self.model_bytes else 0.0
+
+    def __str__(self) -> str:
+        head = f"{self.name}: reads {', '.join(self.reads) or '-'}; writes {', '.join(self.writes)}; {self.model_bytes} bytes, {self.intensity:.2f} FLOP/byte"
+        return f"{head}\n{self.source}"
+
+
+@dataclass(frozen=True)
+class CallReport:
+    """One call of a library operator, or of an operator that has no row (a fallback)."""
+
+    target: str
+    library: bool
+    reason: str
+    line: str
+
+    def __str__(self) -> str:
+        where = f" at {self.line}" if self.line else ""
+        return f"{self.target}{where}" + ("" if self.library else f": {self.reason}")
+
+
+@dataclass(frozen=True)
+class Fusion:
+    """What the scheduler did not fuse, and why."""
+
+    rejected: tuple[Any, ...] = ()
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """The levels of the last version, and the counts of the whole compiled function."""
+
+    name: str
+    versions: list[Version]
+    compilations: int
+    graph: fx.GraphModule | None = None
+    ops: Any = None
+    loops: Any = None
+    plan: Any = None
+    host: str = ""
+    kernels: list[KernelReport] = field(default_factory=list)
+    externs: list[CallReport] = field(default_factory=list)
+    fallbacks: list[Any] = field(default_factory=list)
+    fusion: Fusion = field(default_factory=Fusion)
+    model_bytes: int = 0
+    lower_bound: int = 0
+    seconds: dict[str, float] = field(default_factory=dict)
+    log: tuple[str, ...] = ()
+    counters: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def library_calls(self) -> list[CallReport]:
+        return [e for e in self.externs if e.library]
+
+    def __str__(self) -> str:
+        parts = [_title(f"{self.name}: {len(self.versions)} version(s), {self.compilations} compilation(s)")]
+        for k, version in enumerate(self.versions):
+            parts.append(f"version {k}: {version}")
+        parts += [f"recompiled: {line}" for line in self.log]
+        parts += [f"fallback: {f}" for f in self.fallbacks]
+        if self.graph is not None:
+            from .capture.show import show
+
+            parts += [_title("captured graph"), show(self.graph)]
+        if self.ops is not None:
+            parts += [_title("operator graph"), str(self.ops)]
+        if self.loops is not None:
+            parts += [_title("loops"), str(self.loops)]
+        if self.plan is not None:
+            parts += [_title("plan"), str(self.plan)]
+            parts.append(f"model bytes {self.model_bytes}, lower bound {self.lower_bound}")
+        if self.externs:
+            parts += [_title("library calls"), *map(str, self.externs)]
+        for kernel in self.kernels:
+            parts += [_title("kernel"), str(kernel)]
+        if self.host:
+            parts += [_title("host code"), self.host]
+        if self.seconds:
+            parts += [_title("time"), ", ".join(f"{k} {v * 1e3:.1f} ms" for k, v in self.seconds.items())]
+        return "\n".join(parts)
+
+
+def _title(text: str) -> str:
+    return f"\n---- {text} " + "-" * max(0, 90 - len(text))
+
+
+def explain(cf: Any) -> Explanation:
+    """Everything known about a compiled function or module; its last version in full (section 1.3)."""
+    compiled: Compiled = compiled_of(cf)
+    versions = compiled.live_versions()
+    base = dict(
+        name=compiled.name, versions=versions, compilations=compiled.compilations, log=tuple(compiled.log),
+        counters=dict(compiled.counters),
+    )  # fmt: skip
+    if not versions:
+        return Explanation(**base, fallbacks=list(compiled.fallbacks))
+    version = versions[-1]
+    program = version.program
+    levels: dict[str, Any] = {"graph": version.captured.graph, "seconds": dict(version.seconds)}
+    plan = getattr(program, "plan", None)
+    fallbacks = list(compiled.fallbacks)
+    if plan is not None:
+        lines = program.loops.lines
+        texts = program.source.kernels
+        levels |= {
+            "ops": program.ops, "loops": program.loops, "plan": plan, "host": program.host,
+            "kernels": [
+                KernelReport(
+                    k.name, texts.get(k.name, ""), k.reads, k.writes, k.read_bytes, k.write_bytes, k.flops, k.origins,
+                    tuple(dict.fromkeys(lines[o] for o in k.origins if lines.get(o))),
+                )
+                for k in plan.kernels
+            ],
+            "externs": [
+                CallReport(str(e.target), e.library, e.reason, next((lines[o] for o in e.origins if lines.get(o)), ""))
+                for e in plan.externs
+            ],
+            "fusion": Fusion(plan.refused),
+            "model_bytes": sum(k.model_bytes for k in plan.kernels),
+            "lower_bound": plan.lower_bound,
+        }  # fmt: skip
+        fallbacks += [e for e in levels["externs"] if not e.library]
+    return Explanation(**base, **levels, fallbacks=fallbacks)
