@@ -393,12 +393,18 @@ def rebuild(node: Expr, new: Callable[[Expr], Expr]) -> Expr:
     return node if all(a is b for a, b in zip(args, node.args, strict=True)) else make(node.op, args, node.dtype)
 
 
-def rewrite(root: Expr, change: Callable[[Expr], Expr | None], keep: Callable[[Expr], bool] | None = None) -> Expr:
+def rewrite(
+    root: Expr,
+    change: Callable[[Expr], Expr | None],
+    keep: Callable[[Expr], bool] | None = None,
+    given: dict[Expr, Expr] | None = None,
+) -> Expr:
     """Rebuilds `root` from its leaves; `change(node)` after its operands were rewritten, None to leave it.
 
-    Nodes for which `keep` holds are returned as they are, without a look below them.
+    Nodes for which `keep` holds are returned as they are, without a look below them; nodes in `given` become what
+    stands there, and what stands there is not rewritten again.
     """
-    done: dict[Expr, Expr] = {}
+    done: dict[Expr, Expr] = {} if given is None else dict(given)
     stack: list[tuple[Expr, bool]] = [(root, False)]
     while stack:
         node, ready = stack.pop()
@@ -423,7 +429,7 @@ def substitute(root: Expr, at: dict[Expr, Expr]) -> Expr:
     if not at:
         return root
     targets = frozenset(at)
-    return rewrite(root, at.get, keep=lambda n: n.free.isdisjoint(targets))
+    return rewrite(root, lambda _: None, keep=lambda n: n.free.isdisjoint(targets), given=at)
 
 
 def loads(*roots: Expr) -> Iterator[Expr]:
