@@ -25,6 +25,9 @@ SETTINGS = {
     s.name: s
     for s in (
         Setting("cache_dir", "TP_CACHE_DIR", "", False, "folder of compiled artifacts; empty: the user's cache folder"),
+        Setting("cache", "TP_CACHE", "1", False, "0: keep no artifact, build each anew"),
+        Setting("cache_tag", "TP_CACHE_TAG", "", False, "part of every key: another tag is another set of artifacts"),
+        Setting("cache_bytes", "TP_CACHE_BYTES", "2147483648", False, "bytes kept, least recently used go; 0: all"),
         Setting("show", "TP_SHOW", "", False, "levels to print: graph,ops,loops,plan,kernels,guards,time"),
         Setting("dump", "TP_DUMP", "", False, "folder that receives every level of every compilation"),
         Setting("cpu_isa", "TP_CPU_ISA", "", True, "vector tier: avx512, avx2 or portable; empty: the widest here"),

@@ -1,0 +1,1 @@
+"""What is left at call time: allocate, launch, call the library, return."""

@@ -1,0 +1,372 @@
+"""The host code of a program: straight-line Python that allocates, launches, calls the library and returns.
+
+In: the plan, the artifact, the structure of the result.  Out: `Host`: a function of the graph's inputs, its source.
+Always: the function is generated once and is text that a person can read; library operators run below autograd and
+autocast, since the operator graph was recorded there; what the caller gets is made under the caller's own modes.
+"""
+
+from __future__ import annotations
+
+import keyword
+import math
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ...errors import UnsupportedError
+from ..artifacts.build import Artifact
+from ..codegen.target import Source
+from ..loops.nodes import Buffer, Extern, Ref
+from ..schedule.memory import OUT_VARIANTS
+from ..schedule.plan import Kernel, Plan
+from . import launch
+from .arena import Arena
+
+_KEY = torch._C.DispatchKey
+_SET = torch._C.DispatchKeySet
+BELOW = _SET(_KEY.AutogradFunctionality) | _SET(_KEY.AutogradOther) | _SET(_KEY.ADInplaceOrView) | _SET(_KEY.AutocastCPU)
+below = torch._C._ExcludeDispatchKeyGuard
+
+
+class CheckFailed(Exception):
+    """A run-time check failed: `code` of entry `segment`, or a library result of another shape (segment None)."""
+
+    def __init__(self, segment: int | None, code: int) -> None:
+        self.segment = segment
+        self.code = code
+
+
+@dataclass(frozen=True)
+class Host:
+    """The compiled host code and its text."""
+
+    call: Callable[..., Any]
+    text: str
+    arena: Arena
+
+
+def settle(result: torch.Tensor, size: tuple[int, ...], stride: tuple[int, ...]) -> torch.Tensor:
+    """A library result in the layout that the plan was made for."""
+    if result.shape != size:
+        raise CheckFailed(None, 0)
+    if same_layout(size, stride, result.stride()):
+        return result
+    return torch.empty_strided(size, stride, dtype=result.dtype, device=result.device).copy_(result)
+
+
+def same_layout(size: tuple[int, ...], stride: tuple[int, ...], other: tuple[int, ...]) -> bool:
+    """Whether two strides of one size address the same elements."""
+    return 0 in size or all(n == 1 or a == b for n, a, b in zip(size, stride, other, strict=True))
+
+
+class Writer:
+    """Collects lines, and the last line at which each local name is needed."""
+
+    def __init__(self) -> None:
+        self.lines: list[tuple[int, str]] = []
+        self.last: dict[str, int] = {}
+        self.depth = 1
+
+    def line(self, text: str, *names: str) -> None:
+        self.lines.append((self.depth, text))
+        self.last.update(dict.fromkeys(names, len(self.lines) - 1))
+
+    def text(self, heads: list[str], temporary: Iterable[str]) -> str:
+        """The function; each temporary name is deleted behind its last use."""
+        dead: dict[int, list[str]] = {}
+        for name in temporary:
+            if name in self.last:
+                dead.setdefault(self.last[name], []).append(name)
+        out = list(heads)
+        for i, (depth, text) in enumerate(self.lines):
+            out.append("    " * depth + text)
+            if i in dead and i + 1 < len(self.lines):
+                out.append("    " * depth + "del " + ", ".join(dead[i]))
+        return "\n".join(out) + "\n"
+
+
+class Emit:
+    """The state of writing one host function."""
+
+    def __init__(self, plan: Plan, source: Source, artifact: Artifact, aliases: frozenset[int]) -> None:
+        self.plan = plan
+        self.source = source
+        self.artifact = artifact
+        self.aliases = aliases
+        self.buffers = plan.loops.buffers
+        self.space: dict[str, Any] = {}  # what the text refers to, by name
+        self.taken: set[str] = set()
+        self.names: dict[str, str] = {}
+        self.writer = Writer()
+        self.views: dict[Ref, str] = {}  # of planned buffers, made once a lease
+        self.derived: dict[tuple[Ref, bool], str] = {}  # of others, made once a call
+        self.temporary: list[str] = []
+        self.allocated: set[str] = set()
+        self.filled: set[str] = set(plan.memory.arena) | set(plan.loops.constants)
+        self.slots = {name: slot for slot, name in enumerate(plan.slots)}
+        self.fresh = frozenset(plan.memory.fresh)
+        self.owned = frozenset(plan.memory.owned)
+        self.constants: dict[int, str] = {}
+        for name in self.buffers:
+            self.names[name] = self.identifier(name)
+
+    # ---- names and values ----------------------------------------------------------------------------------------
+
+    def identifier(self, wish: str) -> str:
+        """A new identifier that looks like `wish`."""
+        plain = re.sub(r"\W", "_", wish)
+        if not plain or plain[0].isdigit() or keyword.iskeyword(plain) or plain in RESERVED:
+            plain = "_" + plain
+        name, k = plain, 1
+        while name in self.taken:
+            name, k = f"{plain}_{k}", k + 1
+        self.taken.add(name)
+        return name
+
+    def bind(self, wish: str, value: Any) -> str:
+        """The name of an object that the host code refers to."""
+        found = self.constants.get(id(value))
+        if found is None:
+            found = self.identifier(wish)
+            self.space[found] = value
+            self.constants[id(value)] = found
+        return found
+
+    def literal(self, value: Any, below: bool = True) -> str:
+        """An argument or a result as text."""
+        if isinstance(value, Ref):
+            return self.view(value, below)
+        if value is None or type(value) in (bool, int, str):
+            return repr(value)
+        if type(value) is float:
+            return repr(value) if math.isfinite(value) else f"float({str(value)!r})"
+        if isinstance(value, (list, tuple)):
+            inner = [self.literal(v, below) for v in value]
+            if isinstance(value, tuple):
+                return "(" + "".join(f"{v}, " for v in inner).rstrip() + ")"
+            return "[" + ", ".join(inner) + "]"
+        if isinstance(value, torch.dtype):
+            return self.bind(str(value).removeprefix("torch."), value)
+        return self.bind(f"{type(value).__name__}_{len(self.constants)}".lower(), value)
+
+    def whole(self, ref: Ref) -> bool:
+        """Whether a view is its whole buffer in the buffer's own layout."""
+        b = self.buffers[ref.buffer]
+        return ref.offset == 0 and ref.size == b.size and ref.stride == b.stride
+
+    def view(self, ref: Ref, below: bool) -> str:
+        """The name of the tensor that a view is; `below`: used by library operators only."""
+        name = self.names[ref.buffer]
+        if ref.buffer in self.plan.memory.arena:
+            found = self.views.get(ref)
+            if found is None:
+                found = self.views[ref] = name if self.whole(ref) else self.identifier(f"{name}_view")
+            return found
+        self.ready(ref.buffer)
+        if self.whole(ref):
+            return name
+        return self.alias(ref, below)
+
+    def alias(self, ref: Ref, below: bool) -> str:
+        """A new tensor on the memory of an input, a constant or a result."""
+        found = self.derived.get((ref, below))
+        if found is None:
+            name = self.names[ref.buffer]
+            found = self.derived[ref, below] = self.identifier(f"{name}_view")
+            offset = f"{name}.storage_offset()" + (f" + {ref.offset}" if ref.offset else "")
+            self.writer.line(f"{found} = {name}.as_strided({ref.size}, {ref.stride}, {offset})", name, found)
+            self.temporary.append(found)
+        return found
+
+    def ready(self, name: str) -> None:
+        """Allocates a buffer that the graph returns, just before its first use."""
+        if name in self.fresh and name not in self.allocated:
+            self.allocated.add(name)
+            b = self.buffers[name]
+            dtype, device = self.literal(b.dtype), self.bind("device", b.device)
+            text = f"empty_strided({b.size}, {b.stride}, dtype={dtype}, device={device})"
+            self.writer.line(f"{self.names[name]} = {text}", self.names[name])
+
+    # ---- steps -----------------------------------------------------------------------------------------------------
+
+    def check(self, b: Buffer) -> None:
+        """Refuses an input that the code was not compiled for: native code would read wild memory."""
+        n, dtype = self.names[b.name], self.literal(b.dtype)
+        test = f"{n}.shape != {b.size} or {n}.stride() != {b.stride} or {n}.dtype is not {dtype} or not {n}.is_cpu"
+        self.writer.line(f"if {test}:")
+        self.writer.line(f"    expect({n}, {b.name!r})", n)
+
+    def segment(self, number: int, kernels: tuple[Kernel, ...], guarded: bool) -> None:
+        used = dict.fromkeys(name for k in kernels for name in (*k.reads, *k.writes) if name in self.slots)
+        for name in used:
+            self.ready(name)
+        fill = [name for name in used if name not in self.filled]
+        self.filled.update(fill)
+        entry = self.bind(self.source.entries[number], launch.entry_of(self.artifact, self.source.entries[number]))
+        slots = self.literal(tuple(self.slots[name] for name in fill))
+        arguments = "".join(f", {self.names[name]}" for name in fill)
+        self.writer.line(f"# {', '.join(k.name for k in kernels)}")
+        owners = [self.names[name] for name in used]
+        self.writer.line(f"code = launch({entry}, table, workers, {slots}{arguments})", *owners)
+        self.writer.line("if code:")
+        refused = f"CheckFailed({number}, code)"
+        self.writer.line(f"    raise {refused}" if guarded else f"    return eager({refused}, {self.argument_tuple()})")
+
+    def argument_tuple(self) -> str:
+        return "(" + "".join(f"{self.names[b.name]}, " for b in self.plan.loops.inputs).rstrip() + ")"
+
+    def extern(self, step: Extern) -> None:
+        arguments = [self.literal(a) for a in step.args]
+        arguments += [f"{k}={self.literal(v)}" for k, v in step.kwargs]
+        placed = [b for b in step.outputs if b is not None and b.name not in self.owned]
+        if placed:
+            self.extern_out(step, arguments)
+            return
+        operator = self.operator(step.target)
+        used = [self.names[r.buffer] for r in step.refs]
+        call = f"{operator}({', '.join(arguments)})"
+        results = [None if b is None else self.names[b.name] for b in step.outputs]
+        returns = step.target._schema.returns
+        self.writer.line(f"# {step.target}" + ("" if step.library else f"  fallback: {step.reason}"))
+        if not any(results):
+            self.writer.line(call, *used)
+        elif len(returns) == 1 and str(returns[0].type) == "Tensor":
+            self.writer.line(f"{results[0]} = {call}", *used)
+        else:
+            rest = () if len(returns) == len(results) > 1 else ("*_",)
+            self.writer.line(f"{', '.join((*(r or '_' for r in results), *rest))} = {call}", *used)
+        for b, name in zip(step.outputs, results, strict=True):
+            if b is not None:
+                self.temporary.append(name)
+                self.writer.line(f"if {name}.shape != {b.size} or {name}.stride() != {b.stride}:", name)
+                self.writer.line(f"    {name} = settle({name}, {b.size}, {b.stride})", name)
+
+    def extern_out(self, step: Extern, arguments: list[str]) -> None:
+        """A library operator that writes into memory of ours."""
+        variant = OUT_VARIANTS.get(step.target)
+        if variant is None or any(b is None or b.name in self.owned for b in step.outputs):
+            raise UnsupportedError(f"memory plan: {step.target} cannot write into {step.name}")
+        outs = [a.name for a in variant._schema.arguments if a.is_out]
+        for out, b in zip(outs, step.outputs, strict=True):
+            arguments.append(f"{out}={self.view(Ref(b.name, b.size, b.stride), True)}")
+        used = [self.names[r.buffer] for r in step.refs]
+        self.writer.line(f"# {step.target}")
+        self.writer.line(f"{self.operator(variant)}({', '.join(arguments)})", *used)
+
+    def operator(self, target: torch._ops.OpOverload) -> str:
+        return self.bind(re.sub(r"\W", "_", str(target)), target)
+
+    def result(self, position: int, value: Any) -> str:
+        if not isinstance(value, Ref):
+            return self.literal(value, below=False)
+        if value.buffer in self.plan.memory.arena:
+            raise UnsupportedError(f"memory plan: {value.buffer} is returned and cannot live in the arena")
+        if position in self.aliases and self.whole(value):
+            return self.alias(value, below=False)
+        return self.view(value, below=False)
+
+
+RESERVED = frozenset(
+    ("launch", "threads", "workers", "table", "lease", "take", "give", "code", "eager", "expect", "settle",
+     "empty_strided", "below", "keys", "increment_version", "CheckFailed", "failed", "call", "rebuild", "device", "float")
+)  # fmt: skip
+
+
+def host(
+    plan: Plan,
+    source: Source,
+    artifact: Artifact,
+    eager: Callable[[CheckFailed, tuple], Any],
+    shape: str | Callable[[list[Any]], Any] = "tuple",
+    aliases: frozenset[int] = frozenset(),
+) -> Host:
+    """Writes and compiles the host code.
+
+    eager: answers for a failed check, given the inputs. shape: 'tuple' (flat), 'single', or a function that builds
+    the graph's result from the flat list. aliases: positions of results that are a new view of an input, never the
+    input itself.
+    """
+    emit = Emit(plan, source, artifact, aliases)
+    writer = emit.writer
+    names = emit.names
+    parameters = ", ".join(names[b.name] for b in plan.loops.inputs)
+    for b in plan.loops.inputs:
+        emit.check(b)
+    guarded = bool(plan.externs)
+    writer.line("lease = take()")
+    writer.line("table = lease.table")
+    unpack = len(writer.lines)
+    writer.line("workers = threads()")
+    if guarded:
+        writer.line("try:")
+        writer.line("    with below(keys):")
+        writer.depth += 2
+    number = 0
+    for step in plan.segments:
+        if isinstance(step, Extern):
+            emit.extern(step)
+        else:
+            emit.segment(number, step, guarded)
+            number += 1
+    if number != len(source.entries):
+        raise UnsupportedError(f"{len(source.entries)} entries for {number} runs of kernels")
+    if guarded:
+        writer.depth -= 2
+        writer.line("except CheckFailed as failed:")
+        writer.line(f"    return eager(failed, {emit.argument_tuple()})")
+    writer.line("give(lease)")
+    written = [names[name] for name in plan.loops.written_inputs]
+    if written:
+        writer.line(f"increment_version([{', '.join(written)}])")
+    results = [emit.result(k, value) for k, value in enumerate(plan.loops.outputs)]
+    if shape == "tuple":
+        writer.line("return (" + "".join(f"{r}, " for r in results).rstrip() + ")", *results)
+    elif shape == "single":
+        writer.line(f"return {results[0]}", *results)
+    else:
+        writer.line(f"return rebuild([{', '.join(results)}])", *results)
+    if emit.views:
+        writer.lines[unpack : unpack] = [(1, "".join(f"{v}, " for v in emit.views.values()).rstrip() + " = lease.views")]
+        writer.last = {name: i + (i >= unpack) for name, i in writer.last.items()}
+    arena = Arena(plan, tuple(emit.views))
+    heads = [f"def call({parameters}):", f'    """{summary(plan)}"""']
+    text = writer.text(heads, (t for t in emit.temporary if t not in results))
+    space = emit.space
+    space |= {names[name]: tensor for name, tensor in plan.loops.constants.items()}
+    space |= {
+        "launch": launch.launch, "threads": launch.threads, "take": arena.take, "give": arena.give, "eager": eager,
+        "expect": expecter(plan), "settle": settle, "empty_strided": torch.empty_strided,
+        "below": below, "keys": BELOW, "increment_version": torch.autograd.graph.increment_version,
+        "CheckFailed": CheckFailed, "rebuild": shape,
+    }  # fmt: skip
+    exec(compile(text, "<stax host code>", "exec"), space)
+    call = space.pop("call")
+    return Host(call, text, arena)
+
+
+def summary(plan: Plan) -> str:
+    memory = plan.memory
+    return (
+        f"{len(plan.kernels)} kernels, {len(plan.externs)} library calls, {memory.arena_bytes} bytes of arena, "
+        f"{len(memory.fresh)} results allocated here."
+    )
+
+
+def expecter(plan: Plan) -> Callable[[torch.Tensor, str], None]:
+    """The slow half of an input's check: passes what differs only where nothing is addressed, else refuses."""
+    inputs = {b.name: b for b in plan.loops.inputs}
+
+    def expect(tensor: torch.Tensor, name: str) -> None:
+        b = inputs[name]
+        same = tensor.device == b.device and tensor.dtype == b.dtype and tuple(tensor.shape) == b.size
+        if same and same_layout(b.size, b.stride, tensor.stride()):
+            return
+        raise TypeError(
+            f"input {name} is {tensor.dtype} {tuple(tensor.shape)} with strides {tuple(tensor.stride())} on "
+            f"{tensor.device}; this program was compiled for {b.dtype} {b.size} with strides {b.stride} on {b.device}"
+        )
+
+    return expect

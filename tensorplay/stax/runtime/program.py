@@ -1,0 +1,122 @@
+"""The end of the line: a compiled graph that can be called, and every level that it came from.
+
+In: all levels of one compilation.  Out: `Program`, a callable from the graph's inputs to its outputs in the graph's
+own structure.
+Always: every level can run on the same inputs (`run`), so a difference can be traced to the level that made it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+from torch.utils import _pytree as pytree
+
+from ... import record
+from ...errors import UnsupportedError
+from ..artifacts.build import Artifact
+from ..codegen.target import Source
+from ..joint.opgraph import OpGraph
+from ..loops.nodes import Loops
+from ..schedule.plan import Plan
+from .host import CheckFailed, Host, host
+
+LEVELS = ("graph", "ops", "loops", "plan", "kernels")
+
+
+class Program:
+    """One compiled graph. The attributes are what `tp.explain` shows."""
+
+    def __init__(
+        self,
+        graph: fx.GraphModule,
+        ops: OpGraph,
+        loops: Loops,
+        plan: Plan,
+        source: Source,
+        artifact: Artifact,
+        seconds: dict[str, float] | None = None,
+    ) -> None:
+        self.graph = graph
+        self.ops = ops
+        self.loops = loops
+        self.plan = plan
+        self.source = source
+        self.artifact = artifact
+        self.seconds = {} if seconds is None else seconds
+        self.host: Host = host(plan, source, artifact, retry(graph, source), structure(graph, loops), views(ops, loops))
+        self.call: Callable[..., Any] = self.host.call
+
+    def __call__(self, *inputs: torch.Tensor) -> Any:
+        return self.call(*inputs)
+
+    def run(self, level: str, inputs: Sequence[torch.Tensor]) -> tuple[Any, ...]:
+        """The flat outputs of one level on the given inputs. Every level writes what the program writes."""
+        match level:
+            case "graph":
+                return tuple(pytree.tree_leaves(self.graph(*inputs), is_leaf=_is_none))
+            case "ops":
+                with torch.no_grad():
+                    return tuple(self.ops.module(*inputs))
+            case "loops":
+                from ..loops.interpret import interpret
+
+                return tuple(interpret(self.loops, inputs))
+            case "plan":
+                from ..loops.interpret import interpret_plan
+
+                return tuple(interpret_plan(self.plan, inputs))
+            case "kernels":
+                return tuple(pytree.tree_leaves(self.call(*inputs), is_leaf=_is_none))
+        raise ValueError(f"level {level!r} is none of {', '.join(LEVELS)}")
+
+    def __repr__(self) -> str:
+        plan = self.plan
+        return f"<Program: {len(plan.kernels)} kernels, {len(plan.externs)} library calls>"
+
+
+def _is_none(x: Any) -> bool:
+    return x is None
+
+
+def retry(graph: fx.GraphModule, source: Source) -> Callable[[CheckFailed, tuple], Any]:
+    """After a failed check: eager runs on the same inputs, so that it raises its own exception, or gives its answer."""
+
+    def eager(failed: CheckFailed, inputs: tuple) -> Any:
+        message, origin = "a library operator's result has another shape", ""
+        if failed.segment is not None and 0 < failed.code <= len(source.checks):
+            check = source.checks[failed.code - 1]
+            message, origin = check.message, check.origin
+        result = graph(*inputs)
+        record.emit("retry", origin, reason=message)
+        return result
+
+    return eager
+
+
+def structure(graph: fx.GraphModule, loops: Loops) -> str | Callable[[list[Any]], Any]:
+    """How the graph's result is built from flat outputs: 'tuple', 'single' or a function of the list."""
+    (result,) = next(n for n in reversed(graph.graph.nodes) if n.op == "output").args
+    if isinstance(result, fx.Node) and len(loops.outputs) == 1:
+        return "single"
+    leaves, spec = pytree.tree_flatten(result)
+    if len(leaves) != len(loops.outputs):
+        raise UnsupportedError(f"the graph has {len(leaves)} outputs, its loops have {len(loops.outputs)}")
+    if isinstance(result, tuple) and not any(isinstance(x, (tuple, list, dict)) for x in result):
+        return "tuple"
+    return lambda outputs: pytree.tree_unflatten(outputs, spec)
+
+
+def views(ops: OpGraph, loops: Loops) -> frozenset[int]:
+    """Positions of outputs that are made by a view operator: a new tensor even where it equals an input."""
+    (results,) = next(n for n in reversed(ops.module.graph.nodes) if n.op == "output").args
+    found = set()
+    for position, node in enumerate(results):
+        target = getattr(node, "target", None)
+        if isinstance(target, torch._ops.OpOverload):
+            returns = target._schema.returns
+            if returns and returns[0].alias_info is not None and not returns[0].alias_info.is_write:
+                found.add(position)
+    return frozenset(found)

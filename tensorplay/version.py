@@ -1,0 +1,3 @@
+"""The version of the package: part of every artifact's key."""
+
+VERSION = "0.1.0"
