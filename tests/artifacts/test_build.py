@@ -107,7 +107,12 @@ def flip(data: bytes) -> bytes:
     return data[:middle] + bytes((data[middle] ^ 1,)) + data[middle + 1 :]
 
 
-DAMAGE = {"truncated": lambda d: d[: len(d) // 2], "flipped": flip, "empty": lambda d: b"", "longer": lambda d: d + b"x"}
+DAMAGE = {
+    "truncated": lambda d: d[: len(d) // 2],
+    "flipped": flip,
+    "empty": lambda d: b"",
+    "longer": lambda d: d + b"x",
+}
 
 
 @pytest.mark.parametrize("damage", DAMAGE)

@@ -63,7 +63,9 @@ def build(source: Source, target: Target) -> Artifact:
                 built = True
                 artifact = _load(key, _compile(key, source, compiler, start), source, True, start)
                 if artifact is None:
-                    raise CompilerError(f"{compiler} built a shared object that does not load: {store.path(key, '.so')}")
+                    raise CompilerError(
+                        f"{compiler} built a shared object that does not load: {store.path(key, '.so')}"
+                    )
         if built and (limit := int(config.get("cache_bytes"))):
             store.trim(limit)
     if not kept:

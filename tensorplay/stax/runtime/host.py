@@ -27,7 +27,9 @@ from .arena import Arena
 
 _KEY = torch._C.DispatchKey
 _SET = torch._C.DispatchKeySet
-BELOW = _SET(_KEY.AutogradFunctionality) | _SET(_KEY.AutogradOther) | _SET(_KEY.ADInplaceOrView) | _SET(_KEY.AutocastCPU)
+BELOW = (
+    _SET(_KEY.AutogradFunctionality) | _SET(_KEY.AutogradOther) | _SET(_KEY.ADInplaceOrView) | _SET(_KEY.AutocastCPU)
+)
 below = torch._C._ExcludeDispatchKeyGuard
 
 
@@ -63,25 +65,26 @@ def same_layout(size: tuple[int, ...], stride: tuple[int, ...], other: tuple[int
 
 
 class Writer:
-    """Collects lines, and the last line at which each local name is needed."""
+    """Collects lines; knows which names a line needs though its text does not show them (pointers in the table)."""
 
     def __init__(self) -> None:
-        self.lines: list[tuple[int, str]] = []
-        self.last: dict[str, int] = {}
+        self.lines: list[tuple[int, str, frozenset[str]]] = []
         self.depth = 1
 
-    def line(self, text: str, *names: str) -> None:
-        self.lines.append((self.depth, text))
-        self.last.update(dict.fromkeys(names, len(self.lines) - 1))
+    def line(self, text: str, needed: Iterable[str] = ()) -> None:
+        self.lines.append((self.depth, text, frozenset(needed)))
 
-    def text(self, heads: list[str], temporary: Iterable[str]) -> str:
+    def text(self, heads: list[str], temporary: frozenset[str]) -> str:
         """The function; each temporary name is deleted behind its last use."""
+        last: dict[str, int] = {}
+        for i, (_, text, needed) in enumerate(self.lines):
+            for name in temporary.intersection(re.findall(r"\w+", text)) | (needed & temporary):
+                last[name] = i
         dead: dict[int, list[str]] = {}
-        for name in temporary:
-            if name in self.last:
-                dead.setdefault(self.last[name], []).append(name)
+        for name in sorted(last):
+            dead.setdefault(last[name], []).append(name)
         out = list(heads)
-        for i, (depth, text) in enumerate(self.lines):
+        for i, (depth, text, _) in enumerate(self.lines):
             out.append("    " * depth + text)
             if i in dead and i + 1 < len(self.lines):
                 out.append("    " * depth + "del " + ", ".join(dead[i]))
@@ -177,7 +180,7 @@ class Emit:
             name = self.names[ref.buffer]
             found = self.derived[ref, below] = self.identifier(f"{name}_view")
             offset = f"{name}.storage_offset()" + (f" + {ref.offset}" if ref.offset else "")
-            self.writer.line(f"{found} = {name}.as_strided({ref.size}, {ref.stride}, {offset})", name, found)
+            self.writer.line(f"{found} = {name}.as_strided({ref.size}, {ref.stride}, {offset})")
             self.temporary.append(found)
         return found
 
@@ -188,7 +191,7 @@ class Emit:
             b = self.buffers[name]
             dtype, device = self.literal(b.dtype), self.bind("device", b.device)
             text = f"empty_strided({b.size}, {b.stride}, dtype={dtype}, device={device})"
-            self.writer.line(f"{self.names[name]} = {text}", self.names[name])
+            self.writer.line(f"{self.names[name]} = {text}")
 
     # ---- steps -----------------------------------------------------------------------------------------------------
 
@@ -197,7 +200,7 @@ class Emit:
         n, dtype = self.names[b.name], self.literal(b.dtype)
         test = f"{n}.shape != {b.size} or {n}.stride() != {b.stride} or {n}.dtype is not {dtype} or not {n}.is_cpu"
         self.writer.line(f"if {test}:")
-        self.writer.line(f"    expect({n}, {b.name!r})", n)
+        self.writer.line(f"    expect({n}, {b.name!r})")
 
     def segment(self, number: int, kernels: tuple[Kernel, ...], guarded: bool) -> None:
         used = dict.fromkeys(name for k in kernels for name in (*k.reads, *k.writes) if name in self.slots)
@@ -209,8 +212,9 @@ class Emit:
         slots = self.literal(tuple(self.slots[name] for name in fill))
         arguments = "".join(f", {self.names[name]}" for name in fill)
         self.writer.line(f"# {', '.join(k.name for k in kernels)}")
-        owners = [self.names[name] for name in used]
-        self.writer.line(f"code = launch({entry}, table, workers, {slots}{arguments})", *owners)
+        self.writer.line(
+            f"code = launch({entry}, table, workers, {slots}{arguments})", (self.names[name] for name in used)
+        )
         self.writer.line("if code:")
         refused = f"CheckFailed({number}, code)"
         self.writer.line(f"    raise {refused}" if guarded else f"    return eager({refused}, {self.argument_tuple()})")
@@ -226,23 +230,22 @@ class Emit:
             self.extern_out(step, arguments)
             return
         operator = self.operator(step.target)
-        used = [self.names[r.buffer] for r in step.refs]
         call = f"{operator}({', '.join(arguments)})"
         results = [None if b is None else self.names[b.name] for b in step.outputs]
         returns = step.target._schema.returns
         self.writer.line(f"# {step.target}" + ("" if step.library else f"  fallback: {step.reason}"))
         if not any(results):
-            self.writer.line(call, *used)
+            self.writer.line(call)
         elif len(returns) == 1 and str(returns[0].type) == "Tensor":
-            self.writer.line(f"{results[0]} = {call}", *used)
+            self.writer.line(f"{results[0]} = {call}")
         else:
             rest = () if len(returns) == len(results) > 1 else ("*_",)
-            self.writer.line(f"{', '.join((*(r or '_' for r in results), *rest))} = {call}", *used)
+            self.writer.line(f"{', '.join((*(r or '_' for r in results), *rest))} = {call}")
         for b, name in zip(step.outputs, results, strict=True):
             if b is not None:
                 self.temporary.append(name)
-                self.writer.line(f"if {name}.shape != {b.size} or {name}.stride() != {b.stride}:", name)
-                self.writer.line(f"    {name} = settle({name}, {b.size}, {b.stride})", name)
+                self.writer.line(f"if {name}.shape != {b.size} or {name}.stride() != {b.stride}:")
+                self.writer.line(f"    {name} = settle({name}, {b.size}, {b.stride})")
 
     def extern_out(self, step: Extern, arguments: list[str]) -> None:
         """A library operator that writes into memory of ours."""
@@ -252,9 +255,8 @@ class Emit:
         outs = [a.name for a in variant._schema.arguments if a.is_out]
         for out, b in zip(outs, step.outputs, strict=True):
             arguments.append(f"{out}={self.view(Ref(b.name, b.size, b.stride), True)}")
-        used = [self.names[r.buffer] for r in step.refs]
         self.writer.line(f"# {step.target}")
-        self.writer.line(f"{self.operator(variant)}({', '.join(arguments)})", *used)
+        self.writer.line(f"{self.operator(variant)}({', '.join(arguments)})")
 
     def operator(self, target: torch._ops.OpOverload) -> str:
         return self.bind(re.sub(r"\W", "_", str(target)), target)
@@ -323,17 +325,18 @@ def host(
         writer.line(f"increment_version([{', '.join(written)}])")
     results = [emit.result(k, value) for k, value in enumerate(plan.loops.outputs)]
     if shape == "tuple":
-        writer.line("return (" + "".join(f"{r}, " for r in results).rstrip() + ")", *results)
+        writer.line("return (" + "".join(f"{r}, " for r in results).rstrip() + ")")
     elif shape == "single":
-        writer.line(f"return {results[0]}", *results)
+        writer.line(f"return {results[0]}")
     else:
-        writer.line(f"return rebuild([{', '.join(results)}])", *results)
+        writer.line(f"return rebuild([{', '.join(results)}])")
     if emit.views:
-        writer.lines[unpack : unpack] = [(1, "".join(f"{v}, " for v in emit.views.values()).rstrip() + " = lease.views")]
-        writer.last = {name: i + (i >= unpack) for name, i in writer.last.items()}
+        writer.lines[unpack:unpack] = [
+            (1, "".join(f"{v}, " for v in emit.views.values()).rstrip() + " = lease.views", frozenset())
+        ]
     arena = Arena(plan, tuple(emit.views))
     heads = [f"def call({parameters}):", f'    """{summary(plan)}"""']
-    text = writer.text(heads, (t for t in emit.temporary if t not in results))
+    text = writer.text(heads, frozenset(emit.temporary).difference(results))
     space = emit.space
     space |= {names[name]: tensor for name, tensor in plan.loops.constants.items()}
     space |= {
