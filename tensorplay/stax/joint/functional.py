@@ -1,0 +1,270 @@
+"""Functionalization: a graph whose only writes are `copy_` nodes becomes one without writes (section 4.9).
+
+In: a graph in which every in-place operator was already split into its functional overload and a
+`aten.copy_.default(written, value)`, in program order, `written` being any tensor or view of one.
+Out: the same program on values. Each write gives its root (the tensor that owns the memory) a new value through the
+scatter inverses of the views on the way; later reads of any alias see it; inputs that were written get one trailing
+`copy_` with their last value.
+Always: an output that shared memory with an input, or with another output, still does; a constant never leaves
+the graph uncopied.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import fx
+
+from ...errors import UnsupportedError
+from ..loops.nodes import Spec
+from . import views
+from .views import Link
+
+aten = torch.ops.aten
+WRITE = aten.copy_.default
+
+
+@dataclass
+class Root:
+    """A tensor that owns memory: its first value, its value now, how often it was written."""
+
+    first: fx.Node
+    value: fx.Node
+    version: int = 0
+
+
+@dataclass
+class Alias:
+    """A tensor of the old graph: the root that it views, through which parent, and its value as of some version."""
+
+    root: Root
+    parent: Alias | None
+    link: Link | None
+    seen: Spec
+    value: fx.Node | None = None
+    version: int = -1
+
+
+@dataclass
+class _Pass:
+    graph: fx.Graph = field(default_factory=fx.Graph)
+    alias: dict[fx.Node, Alias] = field(default_factory=dict)
+    whole: dict[fx.Node, fx.Node] = field(default_factory=dict)  # nodes with several results
+    line: str = ""
+
+    # -- nodes of the new graph
+
+    def emit(self, target: Any, args: tuple[Any, ...], spec: Spec | None = None) -> fx.Node:
+        node = self.graph.create_node("call_function", target, args, {}, target._schema.name.split("::")[1])
+        node.meta["spec"] = views.spec(target, args) if spec is None else spec
+        node.meta["line"] = self.line
+        node.meta["ordered"] = False
+        return node
+
+    def copied(self, value: fx.Node, layout: Spec) -> fx.Node:
+        """A new tensor with this value and, where `layout` is dense, its strides (else dense in its order)."""
+        order = _order(layout)
+        flat = order == sorted(order)
+        if not flat:
+            value = self.emit(aten.permute.default, (value, order))
+        source = value.meta["spec"]
+        spec = Spec(source.size, _contiguous(source.size), source.dtype, source.device)
+        value = self.graph.create_node(
+            "call_function", aten.clone.default, (value,), {"memory_format": torch.contiguous_format}, "clone"
+        )
+        value.meta.update(spec=spec, line=self.line, ordered=False)
+        if not flat:
+            back = [order.index(d) for d in range(len(order))]
+            value = self.emit(aten.permute.default, (value, back))
+        return value
+
+    # -- reading
+
+    def read(self, node: fx.Node) -> fx.Node:
+        """The value that `node` has at this point of the program."""
+        return self.whole[node] if node in self.whole else self.now(self.alias[node])
+
+    def now(self, alias: Alias) -> fx.Node:
+        stale: list[Alias] = []
+        at: Alias | None = alias
+        while at.parent is not None and at.version != at.root.version:
+            stale.append(at)
+            at = at.parent
+        value = at.root.value if at.parent is None else at.value
+        for each in reversed(stale):
+            value = self.view(each, value)
+            each.value, each.version = value, each.root.version
+        return value
+
+    def view(self, alias: Alias, base: fx.Node) -> fx.Node:
+        try:
+            return views.apply(self.emit, base, self.placed(alias))
+        except RuntimeError as error:
+            raise UnsupportedError(f"{alias.link.target} of a tensor whose layout changed by a write: {error}") from error
+
+    def placed(self, alias: Alias) -> Link:
+        """The link; `as_strided`, which counts from the begin of the storage, moved to where the root's value lies."""
+        link = alias.link
+        if link.target is not aten.as_strided.default:
+            return link
+        size, stride, offset = link.args
+        then, now = alias.parent.seen, alias.root.value.meta["spec"]
+        if then.stride != now.stride:
+            raise UnsupportedError("as_strided on a tensor whose layout changed by a write")
+        return Link(link.target, (size, stride, offset - then.offset + now.offset))
+
+    # -- writing
+
+    def write(self, node: fx.Node, value: fx.Node, fresh: bool) -> None:
+        """`fresh`: the value may stand for the tensor that was written: no output and no later write shares its memory."""
+        alias = self.alias[node]
+        chain: list[Alias] = [alias]
+        while chain[-1].parent is not None:
+            chain.append(chain[-1].parent)
+        bases = [self.now(each) for each in chain[1:]]  # the values before the write
+        after: list[tuple[Alias, fx.Node]] = []
+        for each, base in zip(chain[:-1], bases, strict=True):
+            link = self.placed(each)
+            if not views.copies(link):
+                value, fresh = self.laid(value, each.seen), True
+            if _agrees(value.meta["spec"], each.seen):
+                after.append((each, value))
+            value = views.scatter(self.emit, base, value, link)
+            fresh = fresh or views.copies(link)
+        root = alias.root
+        value = self.laid(value, chain[-1].seen) if fresh else self.copied(value, chain[-1].seen)
+        root.value = value
+        root.version += 1
+        for each, found in after:
+            each.value, each.version = found, root.version
+
+    def laid(self, value: fx.Node, layout: Spec) -> fx.Node:
+        return value if _agrees(value.meta["spec"], layout) else self.copied(value, layout)
+
+    # -- the walk
+
+    def bind(self, old: fx.Node, new: fx.Node) -> None:
+        """`new` is what `old`, which views nothing, computes."""
+        spec = new.meta["spec"]
+        if isinstance(spec, Spec):
+            self.alias[old] = Alias(Root(new, new), None, None, spec)
+        else:
+            self.whole[old] = new
+
+    def step(self, old: fx.Node) -> None:
+        self.line = old.meta.get("line", "")
+        if old.target is WRITE:
+            target, value = old.args
+            source = self.alias[value].root.first
+            into_input = self.alias[target].root.first.op == "placeholder" and source.op != "placeholder"
+            self.write(target, self.read(value), old.meta["fresh"] or into_input)
+            return
+        base = views.parent(old)
+        if base is None:
+            self.bind(old, self.graph.node_copy(old, self.read))
+            return
+        above = self.alias[base]
+        moved = self.now(above).meta["spec"] != above.seen
+        if old.target is aten.as_strided.default:
+            moved = above.root.version > 0 or moved
+            above = _top(above)
+        alias = self.alias[old] = Alias(above.root, above, views.link(old), old.meta["spec"])
+        alias.value = self.view(alias, self.now(above)) if moved else self.graph.node_copy(old, self.read)
+        alias.version = above.root.version
+
+    def output(self, old: fx.Node) -> None:
+        leaving: dict[int, fx.Node] = {}  # id of a root -> the tensor that outputs view
+        made: dict[int, fx.Node] = {}
+
+        def leave(node: fx.Node) -> fx.Node:
+            if node in self.whole:
+                return self.whole[node]
+            alias = self.alias[node]
+            root = alias.root
+            if id(root) not in leaving:
+                leaving[id(root)] = self.owner(root)
+            owner = leaving[id(root)]
+            if owner is root.value and root.version == 0:
+                return self.now(alias)
+            chain: list[Alias] = []
+            at = alias
+            while at.parent is not None and id(at) not in made:
+                chain.append(at)
+                at = at.parent
+            value = owner if at.parent is None else made[id(at)]
+            for each in reversed(chain):
+                link = each.link
+                if link.target is aten.as_strided.default:
+                    offset = link.args[2] - each.parent.seen.offset + value.meta["spec"].offset
+                    link = Link(link.target, (*link.args[:2], offset))
+                value = made[id(each)] = views.apply(self.emit, value, link)
+            return value
+
+        for alias in list(self.alias.values()):
+            root = alias.root
+            if alias.parent is None and root.first.op == "placeholder" and root.value is not root.first:
+                self.line = ""
+                self.emit(WRITE, (root.first, root.value), root.first.meta["spec"])
+        self.graph.output(fx.map_arg(old.args[0], leave))
+
+    def owner(self, root: Root) -> fx.Node:
+        if root.first.op == "placeholder":
+            return root.first
+        if root.first.op == "get_attr" and root.first.meta.get("fresh") and root.value is root.first:
+            return self.copied(root.value, root.value.meta["spec"])
+        return root.value
+
+
+def _top(alias: Alias) -> Alias:
+    while alias.parent is not None:
+        alias = alias.parent
+    return alias
+
+
+def functionalize(graph: fx.Graph) -> fx.Graph:
+    """The graph without writes, except the trailing copies into inputs."""
+    work = _Pass()
+    for old in graph.nodes:
+        if old.op == "output":
+            work.output(old)
+        else:
+            work.step(old)
+    return work.graph
+
+
+def _order(layout: Spec) -> list[int]:
+    """Dimensions from the outermost in memory to the innermost; ties and dimensions of size 1 keep their place."""
+    order = list(range(len(layout.size)))
+    real = [d for d in order if layout.size[d] != 1]
+    by_stride = iter(sorted(real, key=lambda d: -layout.stride[d]))
+    return [d if layout.size[d] == 1 else next(by_stride) for d in order]
+
+
+def _contiguous(size: tuple[int, ...]) -> tuple[int, ...]:
+    stride, step = [], 1
+    for n in reversed(size):
+        stride.append(step)
+        step *= max(n, 1)
+    return tuple(reversed(stride))
+
+
+def _dense(layout: Spec) -> tuple[int, ...]:
+    """The strides of a dense tensor whose dimensions lie in the same order."""
+    order = _order(layout)
+    packed = _contiguous(tuple(layout.size[d] for d in order))
+    stride = [0] * len(order)
+    for step, d in zip(packed, order, strict=True):
+        stride[d] = step
+    return tuple(stride)
+
+
+def _agrees(spec: Spec, layout: Spec) -> bool:
+    """Whether every view that the program takes of `layout` can be taken of `spec`."""
+    if spec.numel <= 1:
+        return True
+    dense = _dense(layout)
+    return all(
+        n == 1 or have == want for n, have, want in zip(spec.size, spec.stride, dense, strict=True)
+    ) or all(n == 1 or have == want for n, have, want in zip(spec.size, spec.stride, layout.stride, strict=True))

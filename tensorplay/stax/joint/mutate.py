@@ -1,0 +1,89 @@
+"""Which operators write their arguments, and the functional overload that computes what they write.
+
+In: an operator overload.  Out: `writes(op)`, a frozen `Writes` row, or None where the operator writes nothing.
+Always: found by comparing schemas, so that an operator added by a library works like one of torch's.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+aten = torch.ops.aten
+
+# change what memory a tensor owns; no value can stand for that
+REFUSED = {
+    aten.set_, aten.resize_, aten.resize_as_, aten.resize_as_sparse_, aten.resize, aten.set,
+    aten.sparse_resize_, aten.sparse_resize_and_clear_,
+}  # fmt: skip
+
+# write their running statistics in training mode; three of them without saying so in their schema
+BATCH_NORM = {
+    aten.native_batch_norm.default,
+    aten._native_batch_norm_legit.default,
+    aten.cudnn_batch_norm.default,
+    aten.miopen_batch_norm.default,
+}
+
+
+@dataclass(frozen=True)
+class Writes:
+    """names: the arguments written, in order. functional: computes their new values; None: there is none.
+
+    reshapes: the operator changes the metadata of its first argument only (`t_`, `unsqueeze_`).
+    returns: for each result the name of the written argument that it is, or None for a value of its own.
+    """
+
+    names: tuple[str, ...]
+    functional: torch._ops.OpOverload | None
+    reshapes: bool
+    returns: tuple[str | None, ...]
+
+
+@functools.cache
+def writes(op: torch._ops.OpOverload) -> Writes | None:
+    schema = op._schema
+    if not schema.is_mutable:
+        return None
+    written = [a for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write]
+    reshapes = torch.Tag.inplace_view in op.tags
+    returns = []
+    for r in schema.returns:
+        info = r.alias_info
+        same = [] if info is None else [a.name for a in written if a.alias_info.before_set & info.before_set]
+        returns.append(same[0] if same else None)
+    functional = None if op.overloadpacket in REFUSED else next(_candidates(op, reshapes), None)
+    return Writes(tuple(a.name for a in written), functional, reshapes, tuple(returns))
+
+
+def _candidates(op: torch._ops.OpOverload, reshapes: bool) -> Iterator[torch._ops.OpOverload]:
+    """Overloads without writes that take the same arguments, those that receive results left out."""
+    space, name = op._schema.name.split("::")
+    wanted = [(a.name, str(a.type)) for a in op._schema.arguments if not a.is_out]
+    for candidate in (name.removesuffix("_"), name + "_functional", name.removesuffix("_") + "_functional", name):
+        packet: Any = getattr(getattr(torch.ops, space), candidate, None)
+        if packet is None:
+            continue
+        for overload in packet.overloads():
+            found = getattr(packet, overload)
+            schema = found._schema
+            if schema.is_mutable or [(a.name, str(a.type)) for a in schema.arguments] != wanted:
+                continue
+            views = any(r.alias_info is not None for r in schema.returns)
+            if views == reshapes:
+                yield found
+
+
+def bound(op: torch._ops.OpOverload, args: tuple, kwargs: dict) -> dict[str, Any]:
+    """Arguments by name, defaults filled in."""
+    named = dict(kwargs)
+    for a, value in zip(op._schema.arguments, args, strict=False):
+        named[a.name] = value
+    for a in op._schema.arguments:
+        if a.name not in named and a.has_default_value():
+            named[a.name] = a.default_value
+    return named

@@ -1,0 +1,363 @@
+"""The dispatch mode that writes down every operator which reaches the dispatcher.
+
+In: operators with real tensors.  Out: nodes of `Recorder.graph`, each with meta['spec'], meta['line'], meta['ordered'].
+Always: a tensor knows its node through an attribute of its own, so that no value lives longer than in eager; writes
+are recorded as the functional overload followed by `aten.copy_`; storages of `foreign` are never written.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ...errors import UnsupportedError
+from ..loops.nodes import Spec
+from . import decompose
+from .mutate import BATCH_NORM, bound, writes
+
+aten = torch.ops.aten
+DROPPED = {aten.detach.default, aten.alias.default}  # bookkeeping of autograd: the result is its argument
+MARK = "_stax_node"
+
+
+class WritesCaller(Exception):
+    """The program is about to write a storage that the caller owns."""
+
+    def __init__(self, storage: int) -> None:
+        self.storage = storage
+
+
+class _Unusable(Exception):
+    """A decomposition does not end in operators of aten."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """One of several results of a node."""
+
+    node: fx.Node
+    index: int
+
+
+class Recorder(TorchDispatchMode):
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # else the first operator imports torch._dynamo (2.4 s)
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        return True
+
+    def __init__(self, foreign: dict[int, str], on_random: Callable[[], None]) -> None:
+        super().__init__()
+        self.graph = fx.Graph()
+        self.constants = torch.nn.Module()
+        self.foreign = foreign  # storage -> what owns it
+        self.on_random = on_random
+        self.known: set[int] = set()  # tensors that may become constants
+        self.held: list[Tensor] = []
+        self.named: dict[int, fx.Node] = {}  # constant tensor -> its node
+        self.items: dict[Result, fx.Node] = {}
+        self.line = ""
+        self.writes = False
+        self.lifted: set[int] = set()  # storages of constants that the program makes anew at each call
+        self.refused: set[torch._ops.OpOverload] = set()
+        self.trying = 0
+
+    # -- tensors and their nodes
+
+    def bind(self, t: Tensor, node: fx.Node | Result) -> None:
+        setattr(t, MARK, node)
+
+    def constant(self, t: Tensor, fresh: bool) -> fx.Node:
+        """The node of a tensor that is the same at every call; `fresh`: each call makes a new one."""
+        node = self.named.get(id(t))
+        if node is None or node._erased:
+            name = f"constant_{len(self.named)}"
+            setattr(self.constants, name, t)
+            node = self.graph.create_node("get_attr", name, name=name)
+            node.meta.update(spec=_spec(t), line=self.line, ordered=False, fresh=fresh)
+            self.named[id(t)] = node
+            self.held.append(t)
+            if not fresh:
+                self.foreign.setdefault(_storage(t), "a constant of the program")
+        return node
+
+    def node(self, t: Tensor) -> fx.Node:
+        found = getattr(t, MARK, None)
+        if type(found) is Result:
+            item = self.items.get(found)
+            if item is None or item._erased:
+                item = self.graph.create_node("call_function", operator.getitem, (found.node, found.index), name="getitem")
+                item.meta.update(spec=found.node.meta["spec"][found.index], line=self.line, ordered=False)
+                self.items[found] = item
+            return item
+        if found is not None and found.graph is self.graph:
+            return found
+        if id(t) in self.known or id(t) in self.named or t.dim() == 0 and t.device.type == "cpu":
+            return self.constant(t, fresh=False)
+        raise UnsupportedError("a tensor that is neither an argument nor made by a recorded operator")
+
+    def load(self, a: Any) -> Any:
+        """An argument as the graph holds it."""
+        if isinstance(a, Tensor):
+            return self.node(a)
+        if type(a) in (list, tuple):
+            return type(a)([self.load(x) for x in a])
+        if isinstance(a, torch.Generator):
+            raise UnsupportedError("an operator that draws from a generator of its own")
+        return a
+
+    def add(self, target: Any, args: tuple, kwargs: dict, result: Any, ordered: bool = False) -> fx.Node:
+        name = target._schema.name.split("::")[1] if isinstance(target, torch._ops.OpOverload) else target.__name__
+        load = self.load
+        node = self.graph.create_node(
+            "call_function", target, tuple([load(a) for a in args]), {k: load(v) for k, v in kwargs.items()}, name
+        )
+        node.meta.update(spec=_spec(result), line=self.line, ordered=ordered)
+        if isinstance(result, Tensor):
+            self.bind(result, node)
+        elif isinstance(result, (tuple, list)):
+            for i, r in enumerate(result):
+                if isinstance(r, Tensor):
+                    self.bind(r, Result(node, i))
+        return node
+
+    # -- operators
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        kwargs = kwargs or {}
+        if not isinstance(func, torch._ops.OpOverload):
+            raise UnsupportedError(f"the higher-order operator {func}")
+        if func in DROPPED:
+            result = func(*args, **kwargs)
+            self.bind(result, self.node(args[0]))
+            return result
+        if func is aten.lift_fresh.default:
+            return self.lift(args[0])
+        if func in BATCH_NORM and (result := self.batch_norm(func, args, kwargs)) is not NotImplemented:
+            return result
+        if func._schema.is_mutable:
+            return self.mutate(func, args, kwargs)
+        if func.namespace == "prims" and self.trying:
+            if func is not torch.ops.prims.convert_element_type.default:
+                raise _Unusable
+            return self.run(aten._to_copy.default, args[:1], {"dtype": args[1]})
+        return self.run(func, args, kwargs)
+
+    def run(self, func: torch._ops.OpOverload, args: tuple, kwargs: dict) -> Any:
+        rule = decompose.rule(func)
+        if rule is not None and func not in self.refused:
+            result = self.attempt(func, rule, args, kwargs)
+            if result is not NotImplemented:
+                return result
+        tags = func.tags
+        random = torch.Tag.nondeterministic_seeded in tags
+        if random:
+            self.on_random()
+        result = func(*args, **kwargs)
+        if torch.Tag.data_dependent_output in tags:
+            return self.scalar(func, args, result)
+        if not func._schema.returns:
+            self.add(func, args, kwargs, result, ordered=True)
+        elif _has_tensor(result):
+            if func.is_view and any(result is a for a in args):  # a view that changes nothing may give its argument back
+                return result
+            node = self.add(func, args, kwargs, result, random)
+            if torch.Tag.dynamic_output_shape in tags and _dynamic(func, args):
+                node.meta["dynamic"] = True
+        return result
+
+    def attempt(self, func: torch._ops.OpOverload, rule: Callable[..., Any], args: tuple, kwargs: dict) -> Any:
+        """What the rule computes; NotImplemented, and no trace in the graph, where it does not do as the operator."""
+        last = self.graph._root.prev
+        exact = rule in decompose.OWN.values() or rule == func.decompose
+        self.trying += not exact
+        try:
+            with self:
+                result = rule(*args, **kwargs)
+            if exact or result is NotImplemented or _same_layout(result, func(*args, **kwargs)):
+                if result is not NotImplemented:
+                    return result
+            else:
+                self.refused.add(func)
+        except (UnsupportedError, WritesCaller):
+            raise
+        except Exception:
+            if exact:
+                raise
+            self.refused.add(func)
+        finally:
+            self.trying -= not exact
+        while (node := self.graph._root.prev) is not last:
+            self.graph.erase_node(node)
+        return NotImplemented
+
+    def scalar(self, func: torch._ops.OpOverload, args: tuple, result: Any) -> Any:
+        """A Python value read from tensors: a constant if they are."""
+        if all(self.node(a).op == "get_attr" and self.node(a).meta["fresh"] for a in args if isinstance(a, Tensor)):
+            return result
+        raise UnsupportedError(f"{func} reads a value of a tensor")
+
+    def lift(self, t: Tensor) -> Tensor:
+        if hasattr(t, MARK):
+            return t
+        node = self.constant(t, fresh=True)
+        result = t.clone()
+        self.bind(result, node)
+        self.lifted.add(_storage(result))
+        return result
+
+    # -- writes
+
+    def mutate(self, func: torch._ops.OpOverload, args: tuple, kwargs: dict) -> Any:
+        how = writes(func)
+        if func is aten.copy_.default:
+            self.write(args[0], args[1], fresh=False)
+            return args[0]
+        if how.functional is None:
+            if func is aten.detach_.default:
+                return args[0]
+            raise UnsupportedError(f"{func} writes {', '.join(how.names)} and has no functional overload")
+        named = bound(func, args, kwargs)
+        if how.reshapes:
+            return self.reshape(how.functional, args, func, kwargs)
+        for name in how.names:
+            for t in named[name] if isinstance(named[name], (list, tuple)) else (named[name],):
+                if t is not None:
+                    self.may_write(t)
+        inputs = {a.name: named[a.name] for a in how.functional._schema.arguments}
+        if func is aten.fill_.Tensor and (node := self.node(args[1])).op == "get_attr" and node.meta["fresh"]:
+            how_value = args[1].item()
+            results: Any = self.call(aten.fill.Scalar, {"self": args[0], "value": how_value})
+        else:
+            results = self.call(how.functional, inputs)
+        results = (results,) if len(how.functional._schema.returns) == 1 else tuple(results)
+        own = [r for r in how.returns if r is None]
+        for name, value in zip(how.names, results[len(own) :], strict=True):
+            target = named[name]
+            pairs = zip(target, value, strict=True) if isinstance(target, (list, tuple)) else ((target, value),)
+            for t, v in pairs:
+                if t.shape != v.shape:
+                    raise UnsupportedError(f"{func} resizes the tensor that it writes")
+                self.write(t, v, fresh=True)
+        values = iter(results)
+        returned = tuple(next(values) if name is None else named[name] for name in how.returns)
+        return returned[0] if len(returned) == 1 else returned or None
+
+    def call(self, func: torch._ops.OpOverload, named: dict[str, Any]) -> Any:
+        """Runs an operator under this mode."""
+        arguments = func._schema.arguments
+        args = [named[a.name] for a in arguments if not a.kwarg_only and a.name in named]
+        for a in reversed(arguments[: len(args)]):  # defaults stay unwritten, as in the program
+            if not (a.has_default_value() and a.default_value is args[-1]):
+                break
+            args.pop()
+        kwargs = {
+            a.name: named[a.name]
+            for a in arguments
+            if a.kwarg_only and a.name in named and not (a.has_default_value() and a.default_value == named[a.name])
+        }
+        with self:
+            return func(*args, **kwargs)
+
+    def reshape(self, view: torch._ops.OpOverload, args: tuple, func: torch._ops.OpOverload, kwargs: dict) -> Tensor:
+        """An in-place operator on metadata: from here on, the same tensor object stands for the view."""
+        t = args[0]
+        if self.node(t).op in ("placeholder", "get_attr"):
+            raise UnsupportedError(f"{func} changes the shape of an input in place")
+        node = self.add(view, args, kwargs, view(*args, **kwargs))
+        func(*args, **kwargs)
+        self.bind(t, node)
+        return t
+
+    def may_write(self, t: Tensor) -> None:
+        owner = self.foreign.get(_storage(t))
+        if owner == "caller":
+            raise WritesCaller(_storage(t))
+        if owner is not None:
+            raise UnsupportedError(f"a write to {owner}")
+
+    def write(self, target: Tensor, value: Tensor, fresh: bool) -> None:
+        self.may_write(target)
+        if value.dtype != target.dtype or value.device != target.device:
+            options = {"dtype": target.dtype} if value.dtype != target.dtype else {}
+            if value.device != target.device:
+                options["device"] = target.device
+            with self:
+                value = aten._to_copy.default(value, **options)
+            fresh = True
+        if value.shape != target.shape:
+            with self:
+                value = aten.expand.default(value, list(target.shape))
+            fresh = False
+        node = self.graph.create_node("call_function", aten.copy_.default, (self.node(target), self.node(value)))
+        node.meta.update(spec=_spec(target), line=self.line, ordered=False, fresh=fresh)
+        self.writes = True
+        target.copy_(value)
+
+    def batch_norm(self, func: torch._ops.OpOverload, args: tuple, kwargs: dict) -> Any:
+        named = bound(func, args, kwargs)
+        mean, var = named["running_mean"], named["running_var"]
+        training = named["training"]
+        if not training or mean is None or var is None:
+            if func is aten._native_batch_norm_legit.default and not training and mean is not None:
+                keys = ("input", "weight", "bias", "running_mean", "running_var", "momentum", "eps")
+                return self.call(aten._native_batch_norm_legit_no_training.default, {k: named[k] for k in keys})
+            return NotImplemented
+        self.may_write(mean)
+        self.may_write(var)
+        eps = named["eps"] if "eps" in named else named["epsilon"]
+        first = named["input"] if "input" in named else named["self"]
+        with self:
+            out, save_mean, save_invstd, new_mean, new_var = aten._native_batch_norm_legit_functional.default(
+                first, named["weight"], named["bias"], mean, var, True,
+                named["momentum"] if "momentum" in named else named["exponential_average_factor"], eps,
+            )  # fmt: skip
+        self.write(mean, new_mean, fresh=True)
+        self.write(var, new_var, fresh=True)
+        if len(func._schema.returns) == 3:
+            return out, save_mean, save_invstd
+        with self:
+            reserve = aten.empty.memory_format([0], dtype=torch.uint8, device=first.device)
+        return out, save_mean, save_invstd, reserve
+
+
+def _storage(t: Tensor) -> int:
+    return t.untyped_storage()._cdata
+
+
+def _spec(result: Any) -> Any:
+    if isinstance(result, Tensor):
+        if result.layout is not torch.strided or result.is_quantized:
+            raise UnsupportedError(f"a tensor of layout {result.layout}")
+        return Spec.of(result)
+    if isinstance(result, (tuple, list)):
+        return tuple([_spec(r) for r in result])
+    return result
+
+
+def _has_tensor(result: Any) -> bool:
+    return isinstance(result, Tensor) or isinstance(result, (tuple, list)) and any(isinstance(r, Tensor) for r in result)
+
+
+def _same_layout(a: Any, b: Any) -> bool:
+    """Whether a rule's results have the sizes, strides and dtypes of the operator's."""
+    if isinstance(a, Tensor) and isinstance(b, Tensor):
+        return a.shape == b.shape and a.dtype == b.dtype and a.stride() == b.stride() and a.device == b.device
+    if isinstance(a, (tuple, list)) and isinstance(b, (tuple, list)):
+        return len(a) == len(b) and all(_same_layout(x, y) for x, y in zip(a, b, strict=True))
+    return a is None and b is None
+
+
+def _dynamic(func: torch._ops.OpOverload, args: tuple) -> bool:
+    """Whether the result's size depends on values (`index` carries the tag for masks only)."""
+    if func.overloadpacket is not aten.index:
+        return True
+    return any(i is not None and i.dtype in (torch.bool, torch.uint8) for i in args[1])

@@ -1,0 +1,173 @@
+"""The operator-level retrace: one run of the captured graph, seen at the dispatcher (sections 4.8, 4.9, 5.1).
+
+In: a captured graph whose placeholders are tensors, and the tensors to run it on.
+Out: an `OpGraph`: functional, decomposed down to the base.
+Always: the caller's tensors, their version counters and the generators are as before; no autograd graph is built;
+no sample value outlives the run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch.utils import _pytree as pytree
+
+from ...errors import TensorPlayError, UnsupportedError
+from ..loops.nodes import Spec
+from .functional import functionalize
+from .opgraph import OpGraph
+from .recorder import Recorder, WritesCaller, _storage
+
+SMALL = 1 << 16  # bytes; storages up to this size are cloned together, to keep the number of runs at three
+
+
+def retrace(graph: fx.GraphModule, samples: Sequence[Tensor]) -> OpGraph:
+    """Runs until no storage of the caller is about to be written: the first run writes none, a later one clones."""
+    storages = _group(samples)
+    cloned: set[int] = set()
+    while True:
+        try:
+            return _Run(graph, samples, storages, cloned).result()
+        except WritesCaller as found:
+            small = {s for s, at in storages.items() if samples[at[0]].untyped_storage().nbytes() <= SMALL}
+            cloned = {found.storage, *small} if not cloned else set(storages)
+            _check_apart([samples[i] for i in storages[found.storage]])
+
+
+def _group(samples: Sequence[Tensor]) -> dict[int, list[int]]:
+    groups: dict[int, list[int]] = {}
+    for i, s in enumerate(samples):
+        if type(s) not in (Tensor, torch.nn.Parameter, torch.nn.Buffer):
+            raise UnsupportedError(f"an input of type {type(s).__name__}")
+        if s.layout is not torch.strided or s.is_quantized:
+            raise UnsupportedError(f"an input of layout {s.layout}")
+        groups.setdefault(_storage(s), []).append(i)
+    return groups
+
+
+def _check_apart(samples: list[Tensor]) -> None:
+    """A written input may share its storage with others only where their memory does not overlap."""
+    end = -1
+    for s in sorted((s for s in samples if s.numel()), key=lambda s: s.storage_offset() * s.element_size()):
+        if s.storage_offset() * s.element_size() < end:
+            raise UnsupportedError("a write to an input that shares memory with another input")
+        last = s.storage_offset() + sum((n - 1) * st for n, st in zip(s.shape, s.stride(), strict=True))
+        end = (last + 1) * s.element_size()
+
+
+class _Run:
+    def __init__(
+        self, graph: fx.GraphModule, samples: Sequence[Tensor], storages: dict[int, list[int]], cloned: set[int]
+    ) -> None:
+        self.module = graph
+        self.samples = samples
+        self.restore: list[Callable[[], None]] = []
+        foreign = {s: "caller" for s in storages if s not in cloned}
+        self.recorder = Recorder(foreign, self.save_generators)
+        self.inputs = self.copies(storages, cloned)
+
+    def copies(self, storages: dict[int, list[int]], cloned: set[int]) -> list[Tensor]:
+        """The tensors to run on: aliases of the samples, those in cloned storages moved to a copy of the storage."""
+        inputs = [s.detach() for s in self.samples]
+        for storage, positions in storages.items():
+            if storage in cloned:
+                copy = self.samples[positions[0]].untyped_storage().clone()
+                for i in positions:
+                    s = self.samples[i]
+                    t = torch.empty(0, dtype=s.dtype, device=s.device)
+                    inputs[i] = t.set_(copy, s.storage_offset(), s.shape, s.stride())
+        return inputs
+
+    def save_generators(self) -> None:
+        if self.restore:
+            return
+        state = torch.get_rng_state()
+        self.restore.append(lambda: torch.set_rng_state(state))
+        for device in {s.device for s in self.samples if s.device.type == "cuda"}:
+            there = torch.cuda.get_rng_state(device)
+            self.restore.append(lambda device=device, there=there: torch.cuda.set_rng_state(there, device))
+
+    def result(self) -> OpGraph:
+        recorder = self.recorder
+        with torch.inference_mode(False), torch.no_grad():
+            for i, t in enumerate(self.inputs):
+                node = recorder.graph.placeholder(f"primals_{i + 1}")
+                node.meta.update(spec=Spec.of(t), line="", ordered=False)
+                recorder.bind(t, node)
+            grad = torch.is_grad_enabled()
+            try:
+                leaves = self.execute()
+                recorder.graph.output(tuple([recorder.load(x) for x in leaves]))
+            finally:
+                torch.set_grad_enabled(grad)
+                for undo in self.restore:
+                    undo()
+        escapes = any(isinstance(x, Tensor) and _storage(x) in recorder.lifted for x in leaves)
+        graph = functionalize(recorder.graph) if recorder.writes or escapes else recorder.graph
+        sweep(graph)
+        return OpGraph(fx.GraphModule(recorder.constants, graph))
+
+    def execute(self) -> list[Any]:
+        """Runs the captured graph node by node under the recorder; the flat outputs."""
+        values: dict[fx.Node, Any] = {}
+        dying = _last_uses(self.module.graph)
+        inputs = iter(self.inputs)
+        self.inputs = []
+        for node in self.module.graph.nodes:
+            if node.op == "placeholder":
+                values[node] = next(inputs)
+                continue
+            if node.op == "output":
+                return pytree.tree_leaves(fx.map_arg(node.args[0], values.__getitem__), is_leaf=lambda x: x is None)
+            self.recorder.line = node.meta.get("line", "")
+            values[node] = self.call(node, values)
+            for dead in dying.get(node, ()):
+                del values[dead]
+        raise AssertionError("a graph without output")
+
+    def call(self, node: fx.Node, values: dict[fx.Node, Any]) -> Any:
+        args, kwargs = fx.map_arg((tuple(node.args), dict(node.kwargs)), values.__getitem__)
+        target: Any = node.target
+        if node.op == "get_attr":
+            found: Any = self.module
+            for name in target.split("."):
+                found = getattr(found, name)
+            if isinstance(found, Tensor):
+                self.recorder.known.add(id(found))
+            return found
+        if node.op == "call_method":
+            target, args = getattr(type(args[0]), target), args
+        elif node.op == "call_module":
+            target = self.module.get_submodule(target)
+            self.recorder.known.update(id(t) for t in (*target.parameters(), *target.buffers()))
+        try:
+            with self.recorder:
+                return target(*args, **kwargs)
+        except (TensorPlayError, WritesCaller):
+            raise
+        except Exception as error:
+            name = getattr(node.target, "__name__", node.target)
+            raise UnsupportedError(f"{name} failed while its operators were recorded: {error}") from error
+
+
+def _last_uses(graph: fx.Graph) -> dict[fx.Node, list[fx.Node]]:
+    """For each node those whose values nobody reads after it."""
+    seen: set[fx.Node] = set()
+    dying: dict[fx.Node, list[fx.Node]] = {}
+    for node in reversed(graph.nodes):
+        for used in (node, *node.all_input_nodes):
+            if used not in seen:
+                seen.add(used)
+                dying.setdefault(node, []).append(used)
+    return dying
+
+
+def sweep(graph: fx.Graph) -> None:
+    """Erases what no output needs (section 4.6): placeholders, ordered nodes and writes to inputs stay."""
+    for node in reversed(graph.nodes):
+        keep = node.users or node.op in ("placeholder", "output") or node.meta["ordered"]
+        if not keep and node.target is not torch.ops.aten.copy_.default:
+            graph.erase_node(node)
