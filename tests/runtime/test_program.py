@@ -205,8 +205,8 @@ def test_library_call_between_kernels(owned):
     expected = torch.mm(X * 2, w.t()) * 2
     for _ in range(3):
         assert torch.equal(p(X, w)[0], expected)
-    assert len(p.host.arena.idle) == 1
-    assert "del buf1" in p.host.text if owned else "out=buf1" in p.host.text
+    assert len(p.arena.idle) == 1
+    assert "del buf1" in p.host if owned else "out=buf1" in p.host
 
 
 @pytest.mark.parametrize("owned", [True, False])
@@ -297,14 +297,14 @@ def test_concurrent_calls_share_no_memory(native, monkeypatch):
         t.start()
     for t in threads:
         t.join()
-    assert not wrong and len(p.host.arena.idle) == 1
+    assert not wrong and len(p.arena.idle) == 1
 
 
 def test_large_arena_is_not_kept(monkeypatch):
     p = matmul_chain(False)
     monkeypatch.setattr(arena, "KEEP", 16)
     p(X, torch.randn(4, 8))
-    assert not p.host.arena.idle
+    assert not p.arena.idle
 
 
 def test_arguments_and_results_die_by_reference_count():

@@ -59,6 +59,12 @@ def settle(result: torch.Tensor, size: tuple[int, ...], stride: tuple[int, ...])
     return torch.empty_strided(size, stride, dtype=result.dtype, device=result.device).copy_(result)
 
 
+def group(items: Iterable[str]) -> str:
+    """A tuple as Python writes it."""
+    items = list(items)
+    return f"({items[0]},)" if len(items) == 1 else f"({', '.join(items)})"
+
+
 def same_layout(size: tuple[int, ...], stride: tuple[int, ...], other: tuple[int, ...]) -> bool:
     """Whether two strides of one size address the same elements."""
     return 0 in size or all(n == 1 or a == b for n, a, b in zip(size, stride, other, strict=True))
@@ -149,10 +155,12 @@ class Emit:
         if isinstance(value, (list, tuple)):
             inner = [self.literal(v, below) for v in value]
             if isinstance(value, tuple):
-                return "(" + "".join(f"{v}, " for v in inner).rstrip() + ")"
+                return group(inner)
             return "[" + ", ".join(inner) + "]"
         if isinstance(value, torch.dtype):
             return self.bind(str(value).removeprefix("torch."), value)
+        if isinstance(value, torch.device):
+            return self.bind(str(value), value)
         return self.bind(f"{type(value).__name__}_{len(self.constants)}".lower(), value)
 
     def whole(self, ref: Ref) -> bool:
@@ -189,7 +197,7 @@ class Emit:
         if name in self.fresh and name not in self.allocated:
             self.allocated.add(name)
             b = self.buffers[name]
-            dtype, device = self.literal(b.dtype), self.bind("device", b.device)
+            dtype, device = self.literal(b.dtype), self.literal(b.device)
             text = f"empty_strided({b.size}, {b.stride}, dtype={dtype}, device={device})"
             self.writer.line(f"{self.names[name]} = {text}")
 
@@ -220,7 +228,7 @@ class Emit:
         self.writer.line(f"    raise {refused}" if guarded else f"    return eager({refused}, {self.argument_tuple()})")
 
     def argument_tuple(self) -> str:
-        return "(" + "".join(f"{self.names[b.name]}, " for b in self.plan.loops.inputs).rstrip() + ")"
+        return group(self.names[b.name] for b in self.plan.loops.inputs)
 
     def extern(self, step: Extern) -> None:
         arguments = [self.literal(a) for a in step.args]
@@ -273,7 +281,7 @@ class Emit:
 
 RESERVED = frozenset(
     ("launch", "threads", "workers", "table", "lease", "take", "give", "code", "eager", "expect", "settle",
-     "empty_strided", "below", "keys", "increment_version", "CheckFailed", "failed", "call", "rebuild", "device", "float")
+     "empty_strided", "below", "keys", "increment_version", "CheckFailed", "failed", "call", "rebuild", "float")
 )  # fmt: skip
 
 
@@ -325,15 +333,13 @@ def host(
         writer.line(f"increment_version([{', '.join(written)}])")
     results = [emit.result(k, value) for k, value in enumerate(plan.loops.outputs)]
     if shape == "tuple":
-        writer.line("return (" + "".join(f"{r}, " for r in results).rstrip() + ")")
+        writer.line(f"return {group(results)}")
     elif shape == "single":
         writer.line(f"return {results[0]}")
     else:
         writer.line(f"return rebuild([{', '.join(results)}])")
     if emit.views:
-        writer.lines[unpack:unpack] = [
-            (1, "".join(f"{v}, " for v in emit.views.values()).rstrip() + " = lease.views", frozenset())
-        ]
+        writer.lines.insert(unpack, (1, f"{group(emit.views.values())} = lease.views", frozenset()))
     arena = Arena(plan, tuple(emit.views))
     heads = [f"def call({parameters}):", f'    """{summary(plan)}"""']
     text = writer.text(heads, frozenset(emit.temporary).difference(results))

@@ -21,18 +21,22 @@ from ..codegen.target import Source
 from ..joint.opgraph import OpGraph
 from ..loops.nodes import Loops
 from ..schedule.plan import Plan
-from .host import CheckFailed, Host, host
+from .arena import Arena
+from .host import CheckFailed, host
 
 LEVELS = ("graph", "ops", "loops", "plan", "kernels")
 
 
 class Program:
-    """One compiled graph. The attributes are what `tp.explain` shows."""
+    """One compiled graph. The attributes are what `tp.explain` shows.
+
+    A plan that stands alone (one kernel under verification) has neither graph nor operators; its results are flat.
+    """
 
     def __init__(
         self,
-        graph: fx.GraphModule,
-        ops: OpGraph,
+        graph: fx.GraphModule | None,
+        ops: OpGraph | None,
         loops: Loops,
         plan: Plan,
         source: Source,
@@ -46,8 +50,10 @@ class Program:
         self.source = source
         self.artifact = artifact
         self.seconds = {} if seconds is None else seconds
-        self.host: Host = host(plan, source, artifact, retry(graph, source), structure(graph, loops), views(ops, loops))
-        self.call: Callable[..., Any] = self.host.call
+        made = host(plan, source, artifact, retry(graph, source), structure(graph, loops), views(ops))
+        self.host: str = made.text
+        self.arena: Arena = made.arena
+        self.call: Callable[..., Any] = made.call
 
     def __call__(self, *inputs: torch.Tensor) -> Any:
         return self.call(*inputs)
@@ -55,9 +61,9 @@ class Program:
     def run(self, level: str, inputs: Sequence[torch.Tensor]) -> tuple[Any, ...]:
         """The flat outputs of one level on the given inputs. Every level writes what the program writes."""
         match level:
-            case "graph":
+            case "graph" if self.graph is not None:
                 return tuple(pytree.tree_leaves(self.graph(*inputs), is_leaf=_is_none))
-            case "ops":
+            case "ops" if self.ops is not None:
                 with torch.no_grad():
                     return tuple(self.ops.module(*inputs))
             case "loops":
@@ -81,7 +87,7 @@ def _is_none(x: Any) -> bool:
     return x is None
 
 
-def retry(graph: fx.GraphModule, source: Source) -> Callable[[CheckFailed, tuple], Any]:
+def retry(graph: fx.GraphModule | None, source: Source) -> Callable[[CheckFailed, tuple], Any]:
     """After a failed check: eager runs on the same inputs, so that it raises its own exception, or gives its answer."""
 
     def eager(failed: CheckFailed, inputs: tuple) -> Any:
@@ -89,6 +95,8 @@ def retry(graph: fx.GraphModule, source: Source) -> Callable[[CheckFailed, tuple
         if failed.segment is not None and 0 < failed.code <= len(source.checks):
             check = source.checks[failed.code - 1]
             message, origin = check.message, check.origin
+        if graph is None:
+            raise RuntimeError(message)
         result = graph(*inputs)
         record.emit("retry", origin, reason=message)
         return result
@@ -96,9 +104,11 @@ def retry(graph: fx.GraphModule, source: Source) -> Callable[[CheckFailed, tuple
     return eager
 
 
-def structure(graph: fx.GraphModule, loops: Loops) -> str | Callable[[list[Any]], Any]:
+def structure(graph: fx.GraphModule | None, loops: Loops) -> str | Callable[[list[Any]], Any]:
     """How the graph's result is built from flat outputs: 'tuple', 'single' or a function of the list."""
-    (result,) = next(n for n in reversed(graph.graph.nodes) if n.op == "output").args
+    if graph is None:
+        return "tuple"
+    (result,) = graph.graph.output_node().args
     if isinstance(result, fx.Node) and len(loops.outputs) == 1:
         return "single"
     leaves, spec = pytree.tree_flatten(result)
@@ -109,9 +119,11 @@ def structure(graph: fx.GraphModule, loops: Loops) -> str | Callable[[list[Any]]
     return lambda outputs: pytree.tree_unflatten(outputs, spec)
 
 
-def views(ops: OpGraph, loops: Loops) -> frozenset[int]:
+def views(ops: OpGraph | None) -> frozenset[int]:
     """Positions of outputs that are made by a view operator: a new tensor even where it equals an input."""
-    (results,) = next(n for n in reversed(ops.module.graph.nodes) if n.op == "output").args
+    if ops is None:
+        return frozenset()
+    (results,) = ops.module.graph.output_node().args
     found = set()
     for position, node in enumerate(results):
         target = getattr(node, "target", None)
