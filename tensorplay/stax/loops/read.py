@@ -259,7 +259,7 @@ def _operand(node: ast.expr, names: dict[str, Expr], buffers: dict[str, Buffer])
             return make("index", (inner(x), size), INDEX)
         case ast.Call(func=ast.Name(id="value"), args=[x]):
             return make("value", (_index(inner(x)),), torch.int64)
-        case ast.Call(func=ast.Name(id=name), args=[x]) if name in NAMES or hasattr(torch, name) and _is_dtype(name):
+        case ast.Call(func=ast.Name(id=name), args=[x]) if name in NAMES or _is_dtype(name):
             x, dtype = inner(x), _dtype(name)
             return make("cast", (x,), dtype) if isinstance(x, Expr) else ex.const(x, dtype)
         case ast.Call(func=ast.Name(id=name), args=args):
@@ -268,7 +268,7 @@ def _operand(node: ast.expr, names: dict[str, Expr], buffers: dict[str, Buffer])
 
 
 def _is_dtype(name: str) -> bool:
-    return isinstance(getattr(torch, name), torch.dtype)
+    return isinstance(getattr(torch, name, None), torch.dtype)
 
 
 def _apply(op: str, args: list[Any]) -> Any:

@@ -131,8 +131,8 @@ def _extern(node: Extern, buffers: dict[str, Buffer]) -> list[str]:
 def _argument(x: Any, buffers: dict[str, Buffer]) -> str:
     match x:
         case Ref():
-            b = buffers[x.buffer]
-            if (x.size, x.stride, x.offset) == (b.size, b.stride, 0):
+            b = buffers.get(x.buffer)
+            if b is not None and (x.size, x.stride, x.offset) == (b.size, b.stride, 0):
                 return x.buffer
             base = f"({x.buffer} + {x.offset})" if x.offset else x.buffer
             return base + _layout(x.size, x.stride)
@@ -215,13 +215,12 @@ class Text:
             case "cast":
                 return f"{show_dtype(node.dtype)}({self.operand(args[0], 0)})", ATOMIC
         dtype = _literal_dtype(node.op, args)
-        bare = [a.op == "const" and a.dtype == dtype for a in args]
-        if node.op == "where":
-            bare[0] = False
-        if node.op in PREFIX and args[0].op != "const":
+        first = 1 if node.op == "where" else 0  # the condition's dtype is its own
+        bare = [k >= first and a.op == "const" and a.dtype == dtype for k, a in enumerate(args)]
+        if node.op in PREFIX and len(args) == 1 and args[0].op != "const":
             sign, binds = PREFIX[node.op]
             return sign + self.operand(args[0], binds), binds
-        if node.op in INFIX and not all(bare):
+        if node.op in INFIX and len(args) == 2 and not all(bare):
             sign, binds, chains = INFIX[node.op]
             low = (binds + 1 if chains else binds, binds + 1)
             left, right = (

@@ -1,0 +1,127 @@
+"""What always holds of a plan, checked.
+
+In: a `Plan`.  Out: the same object, or an `IRError` that names the step.
+
+Always: every node of the loops stands in one step, after what it reads; a kernel's nodes run over the kernel's
+variables and meet the kernel's own values at the very offset where they were stored; a local buffer is read nowhere
+else; every other buffer that is made has one place; two places of the arena that overlap are not alive together,
+except that a kernel may store a value over one that it is the last to read, at the same offset.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from ..expr import Expr, loads
+from ..loops.nodes import Buffer, Extern, Pointwise, Reduction, Ref, Scan
+from ..loops.text import show_expr
+from ..loops.verify import IRError, check_compute, need
+from .plan import Kernel, Plan, Step
+
+ALIGNMENT = 64
+
+
+def verify_plan(plan: Plan) -> Plan:
+    """Returns `plan` if all its rules hold."""
+    loops = plan.loops
+    made = Counter(w for node in loops.nodes for w in node.writes)
+    planned = Counter(w for step in plan.steps for w in all_writes(step))
+    need(made == planned, f"steps make {planned - made} more and {made - planned} less than the loops")
+    calls = (sum(isinstance(n, Extern) for n in loops.nodes), len(plan.externs))
+    need(calls[0] == calls[1], f"{calls[1]} library calls planned, not {calls[0]}")
+    buffers, typed = loops.buffers, set()
+    defined = {b.name for b in loops.inputs} | loops.constants.keys()
+    written: set[str] = set()
+    for step in plan.steps:
+        name = step.name
+        for read in step.reads:
+            need(read in defined, f"{name} reads {read} before it is made")
+            need(read not in written, f"{name} reads {read} after it was written back")
+        if isinstance(step, Kernel):
+            check_kernel(step, buffers, typed)
+        defined |= set(all_writes(step)) - (step.local if isinstance(step, Kernel) else set())
+        written |= set(all_writes(step)) & set(loops.written_inputs)
+    for out in loops.outputs:
+        need(not isinstance(out, Ref) or out.buffer in defined, f"output {out} is not made")
+    check_places(plan, buffers)
+    check_arena(plan, buffers)
+    return plan
+
+
+def all_writes(step: Step) -> tuple[str, ...]:
+    """Also those of local buffers."""
+    return step.writes if isinstance(step, Extern) else tuple(w for n in step.nodes for w in n.writes)
+
+
+def check_kernel(kernel: Kernel, buffers: dict[str, Buffer], typed: set[Expr]) -> None:
+    stored: dict[str, Expr] = {}
+    own = {w for n in kernel.nodes for w in n.writes}
+    need(kernel.local <= own, f"{kernel.name} makes no {', '.join(kernel.local - own)}")
+    for node in kernel.nodes:
+        where = f"{kernel.name}: {node.name}"
+        try:
+            check_compute(node, buffers, typed)
+        except IRError as error:
+            raise IRError(f"{where}: {error}") from None
+        match node.loop:
+            case Pointwise(vars=v):
+                need(v in (kernel.dims, kernel.dims + kernel.rdims), f"{where} runs over other variables")
+            case Reduction(vars=v, rvars=r):
+                need((v, r) == (kernel.dims, kernel.rdims), f"{where} runs over other variables")
+            case Scan(vars=v):
+                need(v == kernel.dims and not kernel.rdims and len(kernel.nodes) == 1, f"{where} does not stand alone")
+        for n in loads(node.loop.body, *node.at):
+            if n.name in own:
+                offset = show_expr(n.args[1])
+                need(n.name in stored or n.name in node.writes, f"{where} reads {n.name} before it is made")
+                need(stored.get(n.name, n.args[1]) is n.args[1], f"{where} reads {n.name} at {offset}, stored elsewhere")
+        stored.update((b.name, at) for b, at in zip(node.outputs, node.at, strict=True))
+
+
+def check_places(plan: Plan, buffers: dict[str, Buffer]) -> None:
+    memory = plan.memory
+    local = frozenset().union(*(k.local for k in plan.kernels))
+    given = {b.name for b in plan.loops.inputs} | plan.loops.constants.keys()
+    for name in buffers.keys() - given:
+        places = (name in memory.arena) + memory.fresh.count(name) + memory.owned.count(name)
+        need(places == (name not in local), f"{name} has {places} places")
+    for out in plan.loops.outputs:
+        if isinstance(out, Ref):
+            need(out.buffer not in memory.arena, f"output {out.buffer} lies in the arena")
+
+
+def check_arena(plan: Plan, buffers: dict[str, Buffer]) -> None:
+    memory = plan.memory
+    first: dict[str, int] = {}
+    last: dict[str, int] = {}
+    for k, step in enumerate(plan.steps):
+        for name in (*step.reads, *step.writes):
+            first.setdefault(name, k)
+            last[name] = k
+    ends: list[tuple[int, int, str]] = []
+    for name, offset in memory.arena.items():
+        end = offset + buffers[name].nbytes
+        need(offset % ALIGNMENT == 0 and 0 <= offset and end <= memory.arena_bytes, f"{name} leaves the arena")
+        if end > offset:
+            ends.append((offset, end, name))
+    ends.sort()
+    for i, (offset, end, a) in enumerate(ends):
+        for start, _, b in ends[i + 1 :]:
+            if start >= end:
+                break
+            early, late = (a, b) if first[a] <= first[b] else (b, a)
+            if last[early] < first[late]:
+                continue
+            step = plan.steps[first[late]]
+            inside = last[early] == first[late] and isinstance(step, Kernel) and start == offset
+            need(inside and in_place(step, buffers[early], buffers[late]), f"{early} and {late} overlap in {step.name}")
+
+
+def in_place(kernel: Kernel, old: Buffer, new: Buffer) -> bool:
+    """Whether the kernel may store `new` over `old`: at each point it reads `old` there and nowhere else, and before."""
+    if old.dtype.itemsize != new.dtype.itemsize or old.span != new.span or old.name in kernel.writes:
+        return False
+    at = next(a for n in kernel.nodes for b, a in zip(n.outputs, n.at, strict=True) if b.name == new.name)
+    maker = next(k for k, n in enumerate(kernel.nodes) if new.name in n.writes)
+    reads = [(k, n) for k, node in enumerate(kernel.nodes) for n in loads(node.loop.body, *node.at) if n.name == old.name]
+    return all(k <= maker and n.args[1] is at for k, n in reads)
