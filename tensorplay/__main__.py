@@ -1,0 +1,5 @@
+"""`python -m tensorplay`."""
+
+from .cli import main
+
+raise SystemExit(main())
