@@ -1,0 +1,143 @@
+"""Where buffers live: one arena for intermediates, planned over the order of steps (rows 7.08, 7.09, 4.32).
+
+In: steps in order.  Out: `Memory`.
+Always: two arena buffers that are alive in one step do not overlap, except where a kernel writes an element over
+the element of a dying buffer that it reads at the same point; a library call's result never overlaps its arguments.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Sequence
+
+import torch
+
+from ..expr import Expr, loads
+from ..loops.nodes import Buffer, Compute, Pointwise
+from .cost import distinct
+from .deps import Dependences
+from .plan import Kernel, Memory, Step
+
+ALIGN = 64
+aten = torch.ops.aten
+
+# Library operators that can write their result into memory that we give them, and how.
+OUT_VARIANTS = {
+    aten.mm.default: aten.mm.out,
+    aten.addmm.default: aten.addmm.out,
+    aten.bmm.default: aten.bmm.out,
+    aten.baddbmm.default: aten.baddbmm.out,
+}
+
+
+def writes_in_place(step: Step) -> bool:
+    """Whether the step's results go where we say (a library call without an out= variant allocates its own)."""
+    return isinstance(step, Kernel) or (step.library and step.target in OUT_VARIANTS)
+
+
+def plan_memory(steps: Sequence[Step], deps: Dependences) -> Memory:
+    """Best-fit placement in step order; a freed block is reused from the next step on, or in place where legal."""
+    owned: list[str] = []
+    fresh: list[str] = []
+    planned: dict[str, int] = {}  # buffer -> step that defines it
+    last: dict[str, int] = {}
+    for at, step in enumerate(steps):
+        for name in step.reads:
+            last[name] = at
+        for name in step.writes:
+            if name in deps.written:
+                continue
+            last[name] = at
+            if not writes_in_place(step):
+                owned.append(name)
+            elif name in deps.returned:
+                fresh.append(name)
+            else:
+                planned[name] = at
+    arena = _Arena()
+    dying: dict[int, list[str]] = {}
+    for name in planned:
+        dying.setdefault(last[name], []).append(name)
+    for at, step in enumerate(steps):
+        dead = dying.get(at, [])
+        inherited: set[str] = set()
+        for name in step.writes:
+            if planned.get(name) != at:
+                continue
+            heir = None
+            if isinstance(step, Kernel):
+                candidates = [d for d in dead if d != name and d not in inherited and planned[d] < at]
+                heir = next((d for d in candidates if in_place(step, name, d, deps.buffers)), None)
+            if heir is not None:
+                inherited.add(heir)
+                arena.inherit(name, heir)
+            else:
+                arena.place(name, deps.buffers[name].nbytes)
+        for name in dead:
+            if name not in inherited:
+                arena.free(name)
+    return Memory(arena.offsets, arena.top, tuple(fresh), tuple(owned))
+
+
+class _Arena:
+    """Free blocks as sorted (offset, size); blocks in use by name."""
+
+    def __init__(self) -> None:
+        self.offsets: dict[str, int] = {}
+        self.sizes: dict[str, int] = {}
+        self.holes: list[tuple[int, int]] = []
+        self.top = 0
+
+    def place(self, name: str, nbytes: int) -> None:
+        need = -(-nbytes // ALIGN) * ALIGN
+        self.sizes[name] = need
+        fitting = [(size, offset) for offset, size in self.holes if size >= need]
+        if need == 0:
+            self.offsets[name] = 0
+        elif fitting:
+            size, offset = min(fitting)
+            self.holes.remove((offset, size))
+            if size > need:
+                bisect.insort(self.holes, (offset + need, size - need))
+            self.offsets[name] = offset
+        elif self.holes and sum(self.holes[-1]) == self.top:  # the last block is too small: let it grow
+            self.offsets[name], _ = self.holes.pop()
+            self.top = self.offsets[name] + need
+        else:
+            self.offsets[name] = self.top
+            self.top += need
+
+    def inherit(self, name: str, heir: str) -> None:
+        self.offsets[name], self.sizes[name] = self.offsets[heir], self.sizes[heir]
+
+    def free(self, name: str) -> None:
+        offset, size = self.offsets[name], self.sizes[name]
+        if not size:
+            return
+        at = bisect.bisect(self.holes, (offset, size))
+        if at < len(self.holes) and self.holes[at][0] == offset + size:
+            size += self.holes.pop(at)[1]
+        if at and sum(self.holes[at - 1]) == offset:
+            before, extra = self.holes.pop(at - 1)
+            offset, size = before, size + extra
+        bisect.insort(self.holes, (offset, size))
+
+
+def in_place(kernel: Kernel, name: str, dead: str, buffers: dict[str, Buffer]) -> bool:
+    """Whether `kernel` may store `name` over `dead`: same layout, and each point stores where it alone has loaded.
+
+    Not in kernels that reduce: a later pass over the row may load again what an earlier one loaded.
+    """
+    new, old = buffers[name], buffers[dead]
+    if kernel.rdims or new.dtype.itemsize != old.dtype.itemsize or new.span != old.span or distinct(new) != new.span:
+        return False
+    if any(not isinstance(n.loop, Pointwise) for n in kernel.nodes):
+        return False
+    writer = next(i for i, n in enumerate(kernel.nodes) if name in n.writes)
+    at = kernel.nodes[writer].at[kernel.nodes[writer].writes.index(name)]
+    readers = [i for i, n in enumerate(kernel.nodes) if dead in n.reads]
+    return max(readers) <= writer and all(e is at for i in readers for e in _offsets(kernel.nodes[i], dead))
+
+
+def _offsets(node: Compute, name: str) -> list[Expr]:
+    return [e.args[1] for e in loads(node.loop.body, *node.at) if e.name == name]

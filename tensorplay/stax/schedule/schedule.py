@@ -1,0 +1,98 @@
+"""From loops to a plan: dependences, fusion, order, names, memory, costs (section 7).
+
+In: `Loops` and the target.  Out: `Plan`.
+Always: running the steps in order, each kernel node by node, gives what running the loops in order gives.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ..codegen.target import Target
+from ..expr import Expr, loads, substitute
+from ..loops.nodes import Compute, Extern, Loop, Loops, Pointwise, Reduction, Scan
+from .align import Access, Space, composed, named, ordered
+from .cost import kernel_cost, lower_bound, points
+from .deps import Dependences, dependences
+from .fuse import Fusion, Group
+from .memory import plan_memory
+from .plan import Kernel, Plan, Refusal, Step
+
+
+def schedule(loops: Loops, target: Target) -> Plan:
+    """Which loops form a kernel, in which order, in which memory."""
+    deps = dependences(loops)
+    fusion = Fusion(deps, target)
+    fusion.run()
+    steps: list[Step] = []
+    names: dict[int, str] = {}
+    kernels = 0
+    for group in fusion.order():
+        node = deps.nodes[group.nodes[0]]
+        if isinstance(node, Extern):
+            steps.append(node)
+            names[group.number] = node.name
+        else:
+            kernel = finish(group, f"k{kernels}", fusion)
+            kernels += 1
+            steps.append(kernel)
+            names[group.number] = kernel.name
+    refused = [Refusal(names[r.first], names[r.second], r.saved, r.reason) for r in fusion.refusals()]
+    return Plan(deps.loops, tuple(steps), plan_memory(steps, deps), tuple(refused), bound(deps))
+
+
+def bound(deps: Dependences) -> int:
+    """Proposition 1.1 for the whole graph."""
+    offsets: dict[str, list[Expr]] = {}
+    for node in deps.nodes:
+        if isinstance(node, Compute):
+            for e in loads(node.loop.body, *node.at):
+                offsets.setdefault(e.name, []).append(e.args[1])
+    return lower_bound(deps.loops, offsets, deps.buffers)
+
+
+def finish(group: Group, name: str, fusion: Fusion) -> Kernel:
+    """A group as a kernel: loops ordered, neighbours collapsed, canonical names, costs."""
+    deps = fusion.deps
+    group.nodes.sort()
+    local = frozenset(w for w in group.stores if not _needed_outside(w, group, fusion))
+    space, change = canonical(group, local, fusion)
+    nodes = tuple(over(deps.nodes[i], composed(group.maps[i], change), space, i in group.rows) for i in group.nodes)
+    read, written, flops = kernel_cost(nodes, space.rdims, local, deps.buffers, fusion.target)
+    return Kernel(name, space.dims, space.rdims, nodes, local, read, written, flops)
+
+
+def canonical(group: Group, local: frozenset[str], fusion: Fusion) -> tuple[Space, dict[Expr, Expr]]:
+    """The kernel's own loops x0, x1, ... and r0, r1, ..., and how the group's variables are written over them."""
+    space = group.space
+    roots = [*(e for es in group.loads.values() for e in es), *group.stores.values(), *group.values]
+    if isinstance(fusion.deps.nodes[group.nodes[0]].loop, Scan) or any(not v.args[1] for v in space.vars):
+        return named(space.dims, space.rdims, roots, whole=False)
+    buffers = fusion.deps.buffers
+    accesses = [Access(e, 2 * points(e) * buffers[b].dtype.itemsize) for b, e in group.stores.items() if b not in local]
+    for b, offsets in group.loads.items():
+        if b not in group.stores:
+            accesses += [Access(e, points(e) * buffers[b].dtype.itemsize) for e in offsets]
+    rdims = space.fixed if space.fixed is not None else ordered(space.rdims, accesses)
+    return named(ordered(space.dims, accesses), rdims, roots)
+
+
+def over(node: Compute, at: dict[Expr, Expr], space: Space, row: bool) -> Compute:
+    """The node with its variables replaced by the kernel's."""
+    loop = node.loop
+    body = substitute(loop.body, at)
+    new: Loop
+    if isinstance(loop, Reduction):
+        new = Reduction(loop.kind, space.dims, space.rdims, body)
+    elif isinstance(loop, Scan):
+        new = Scan(loop.kind, space.dims, loop.axis, body)
+    else:
+        new = Pointwise(space.dims if row else space.vars, body)
+    return replace(node, at=tuple(substitute(e, at) for e in node.at), loop=new)
+
+
+def _needed_outside(name: str, group: Group, fusion: Fusion) -> bool:
+    deps = fusion.deps
+    if name in deps.returned or name in deps.written:
+        return True
+    return any(fusion.find(r) != group.number for r in deps.readers.get(name, ()))
