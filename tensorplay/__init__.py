@@ -1,0 +1,49 @@
+"""TensorPlay: a sound, whole-graph compiler for PyTorch programs.
+
+The public names, each from one place. Any name that is not ours is torch's, so `import tensorplay as tp` serves a
+program written for torch; `tp.functional` is `torch.nn.functional`.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+import torch
+
+from .compiled import compile
+from .errors import (
+    CompilerError,
+    FallbackWarning,
+    GraphCaptureError,
+    RecompileLimitError,
+    StrictNativeError,
+    TensorPlayError,
+    UnsupportedError,
+    VerificationError,
+)
+from .explain import explain
+from .registry import list_backends, register_backend
+
+__version__ = "0.1.0"
+__all__ = [
+    "CompilerError", "FallbackWarning", "GraphCaptureError", "RecompileLimitError", "StrictNativeError",
+    "TensorPlayError", "UnsupportedError", "VerificationError", "compile", "explain", "list_backends",
+    "register_backend",
+]  # fmt: skip
+_OWN_MODULES = ("graph", "testing")  # loaded when first used
+
+
+def __getattr__(name: str) -> Any:
+    if name in _OWN_MODULES:
+        return importlib.import_module(f".{name}", __name__)
+    if name == "functional":
+        return torch.nn.functional
+    try:
+        return getattr(torch, name)
+    except AttributeError:
+        raise AttributeError(f"neither tensorplay nor torch has a name {name!r}") from None
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_OWN_MODULES, "functional", *dir(torch)})

@@ -1,0 +1,344 @@
+"""The object that tp.compile returns: finds or builds the version for a call and runs it (sections 2.4, 3).
+
+In: a function, method or module, and settings.  Out: `Compiled`, called like the original.
+Always: a call runs the version whose whole key equals the call's, or a new one, or the original function; versions
+are read without a lock from a tuple that is replaced as a whole, and each key is built once, under one lock.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from types import FunctionType, MethodType
+from typing import Any, cast
+
+import torch
+from torch import nn
+
+from . import config, registry
+from .errors import GraphCaptureError, RecompileLimitError, StrictNativeError, VerificationError
+from .fallback import Fallback, Fallbacks, describe, line_of
+from .key.aliasing import same_objects
+from .key.ambient import ambient, foreign_mode
+from .key.guards import Guard
+from .key.signature import signature
+from .key.version import Call, Version
+from .limits import advice
+from .record import emit
+from .training import trains
+
+MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
+_C = torch._C
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How one function is compiled: the keyword arguments of tp.compile."""
+
+    backend: str | registry.Backend = "stax"
+    strict_native: bool = False
+    fullgraph: bool = False
+    dynamic: bool | None = None
+    mode: str = "default"
+    options: dict[str, Any] | None = None
+    name: str | None = None
+    recompile_limit: int | None = None
+    verify: bool = False
+
+    @property
+    def strict(self) -> str:
+        """The option that turns a fallback into an error, as the user wrote it; '' where none does."""
+        return "strict_native=True" if self.strict_native else "fullgraph=True" if self.fullgraph else ""
+
+
+def compile(
+    model: Any = None, *, backend: str | registry.Backend = "stax", strict_native: bool = False, fullgraph: bool = False,
+    dynamic: bool | None = None, mode: str = "default", options: dict[str, Any] | None = None, name: str | None = None,
+    disable: bool = False, recompile_limit: int | None = None, verify: bool = False,
+) -> Any:  # fmt: skip
+    """Compiles a function, method or module at its first call with each kind of arguments.
+
+    model: what to compile; without it, the result is a decorator.
+    backend: a name of `tp.list_backends()` or a callable `(graph_module, example_inputs, **options) -> callable`.
+    strict_native, fullgraph: an error instead of eager execution where something cannot be compiled.
+    options: passed to the back end, such as {"cpu_isa": "avx2"}.
+    recompile_limit: live versions of this function, beyond which other calls run eagerly (default 8).
+    verify: runs eager beside the compiled version and names the first level that differs.
+    disable: returns `model` as it is.
+    """
+    if mode not in MODES:
+        raise ValueError(f"no mode {mode!r}: there are {', '.join(MODES)}")
+    if recompile_limit is not None and recompile_limit < 1:
+        raise ValueError("recompile_limit is at least 1")
+    registry.lookup(backend)
+    settings = Settings(
+        backend, strict_native, fullgraph, dynamic, mode, dict(options) if options else None, name, recompile_limit, verify
+    )
+    if model is None:
+        return lambda function: function if disable else compiled(function, settings)
+    return model if disable else compiled(model, settings)
+
+
+def compiled(model: Any, settings: Settings) -> Any:
+    """The compiled form of a callable: a `Compiled`, or for a module a wrapper that behaves as the module itself."""
+    from .wrap import original, wrap
+
+    model = model.fn if isinstance(model, Compiled) else original(model)
+    if isinstance(model, nn.Module):
+        return wrap(model, Compiled(model, settings))
+    if isinstance(model, type) or not callable(model):
+        raise TypeError(f"tp.compile takes a function, method, module or callable object, not {model!r}")
+    return Compiled(model, settings)
+
+
+def compiled_of(obj: Any) -> Compiled:
+    """The `Compiled` behind anything that tp.compile returned."""
+    found = obj.__func__ if isinstance(obj, MethodType) else getattr(type(obj), "_tp_compiled", None) and obj._tp_compiled
+    found = obj if isinstance(obj, Compiled) else found
+    if not isinstance(found, Compiled):
+        raise TypeError(f"not a result of tp.compile: {obj!r}")
+    return found
+
+
+@dataclass
+class Miss:
+    """Why no version served a call: the failing guards of each, in the order of the versions."""
+
+    reasons: tuple[tuple[Guard, ...], ...] = ()
+    guards: tuple[Guard, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.guards = tuple(g for failing in self.reasons for g in failing)
+
+
+class Compiled:
+    """A function with its compiled versions. Attributes are for `tp.explain` and `tp.testing`."""
+
+    def __init__(self, fn: Callable[..., Any], settings: Settings) -> None:
+        if isinstance(fn, (FunctionType, MethodType)):
+            functools.update_wrapper(cast(Any, self), fn)
+        self.fn = fn
+        self.settings = settings
+        self.name: str = settings.name or getattr(fn, "__name__", type(fn).__name__)
+        self.versions: tuple[Version, ...] = ()
+        self.compilations = 0
+        self.log: list[str] = []  # one line for each recompilation
+        self.last_miss = Miss()
+        self.counts: Counter[str] = Counter()
+        self._fallbacks = Fallbacks(self.name, settings.strict)
+        self._backend = registry.lookup(settings.backend)
+        self._lock = threading.RLock()
+        self._limit: Fallback | None = None
+
+    # ---- the call ----------------------------------------------------------------------------------------------
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if _C._len_torch_dispatch_stack() or _C._len_torch_function_stack() or _C._functorch.maybe_current_level():
+            mode = foreign_mode()
+            if mode:
+                return self._beneath(mode, args, kwargs)
+        sigma = signature(args, kwargs)
+        now = ambient()
+        for version in self.versions:
+            if version.sigma == sigma and version.ambient == now:
+                inputs = version.match(args, kwargs)
+                if inputs is not None and version.aliases == same_objects(args, kwargs, sigma):
+                    version.hits += 1
+                    return self._run(version, inputs, args, kwargs)
+        return self._miss(Call(sigma, same_objects(args, kwargs, sigma), now), args, kwargs)
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        return self if instance is None else MethodType(self, instance)
+
+    def _find(self, call: Call, args: tuple, kwargs: dict[str, Any]) -> tuple[Version, tuple] | None:
+        for version in self.versions:
+            if version.sigma == call.sigma and version.ambient == call.ambient and version.aliases == call.aliases:
+                inputs = version.match(args, kwargs)
+                if inputs is not None:
+                    return version, inputs
+        return None
+
+    def _run(self, version: Version, inputs: tuple, args: tuple, kwargs: dict[str, Any]) -> Any:
+        if version.fallback is not None:
+            version.fallback.count += 1
+        if version.captured is None:
+            return self.fn(*args, **kwargs)
+        if self.settings.verify:
+            return self._verified(version, inputs, args, kwargs)
+        return version.run(inputs, args, kwargs)
+
+    def _eagerly(self, reason: str, line: str, error: type, args: tuple, kwargs: dict[str, Any]) -> Any:
+        self._fallbacks.take(reason, line, error).count += 1
+        return self.fn(*args, **kwargs)
+
+    def _beneath(self, mode: str, args: tuple, kwargs: dict[str, Any]) -> Any:
+        """A call that something watches operator by operator: our own capture inlines it, others need it eager."""
+        if mode.startswith("tensorplay."):
+            return self.fn(*args, **kwargs)
+        return self._eagerly(f"called under {mode}, which sees each operator", line_of(self.fn), StrictNativeError, args, kwargs)
+
+    # ---- a miss ------------------------------------------------------------------------------------------------
+
+    def _miss(self, call: Call, args: tuple, kwargs: dict[str, Any]) -> Any:
+        self.counts["misses"] += 1
+        with self._lock:
+            found = self._find(call, args, kwargs)  # another thread may have built it meanwhile
+            if found is None:
+                self.versions = tuple(v for v in self.versions if v.alive)
+                found = self._build(call, args, kwargs)
+        if found is None:
+            return self.fn(*args, **kwargs)
+        return self._run(*found, args, kwargs)
+
+    def _build(self, call: Call, args: tuple, kwargs: dict[str, Any]) -> tuple[Version, tuple] | None:
+        """A new version for the call and the tensors that it reads; None where the call has to run eagerly."""
+        over = self._over_limit(call, args, kwargs)
+        if over is not None:
+            over.count += 1
+            return None
+        self._explain(call, args, kwargs)
+        start = time.perf_counter()
+        captured = self._capture(args, kwargs)
+        if isinstance(captured, Fallback):
+            version: Version = Version(call, None, self.fn, args, kwargs)
+            version.fallback = captured
+            self.versions = (*self.versions, version)
+            return version, ()
+        seconds = {"capture": time.perf_counter() - start}
+        version = Version(call, captured, self.fn, args, kwargs)
+        seconds["key"] = time.perf_counter() - start - seconds["capture"]
+        inputs = version.match(args, kwargs)
+        if inputs is None:  # a key that does not hold for its own call would never be right
+            self._fallbacks.take(self._unsettled(version, call, args, kwargs), line_of(self.fn), StrictNativeError).count += 1
+            return None
+        version.program, version.fallback = self._program(version, captured)
+        version.seconds = seconds | dict(getattr(version.program, "seconds", {}))
+        self.compilations += 1
+        self.versions = (*self.versions, version)
+        emit("compile", self.name, version=version)
+        return version, inputs
+
+    def _explain(self, call: Call, args: tuple, kwargs: dict[str, Any]) -> None:
+        """Records, for every version, the guards that the call fails, and writes the recompile log."""
+        if not self.versions:
+            return
+        self.last_miss = Miss(tuple(tuple(v.failing(call, args, kwargs)) for v in self.versions))
+        line = f"recompiling {self.name!r}: " + "; ".join(g.condition for g in self.last_miss.guards)
+        self.log.append(line)
+        emit("recompile", self.name, line=line, reasons=self.last_miss.reasons)
+
+    def _over_limit(self, call: Call, args: tuple, kwargs: dict[str, Any]) -> Fallback | None:
+        versions = self.settings.recompile_limit or int(config.get("version_limit"))
+        compilations = max(int(config.get("compile_limit")), versions)
+        if len(self.versions) < versions and self.compilations < compilations:
+            return None
+        if self._limit is None or self.settings.strict:
+            self._explain(call, args, kwargs)
+            what = f"{versions} versions" if len(self.versions) >= versions else f"{compilations} compilations"
+            reason = f"the limit of {what} is reached: {advice(self.last_miss.reasons)}"
+            self._limit = self._fallbacks.take(reason, line_of(self.fn), RecompileLimitError)
+        return self._limit
+
+    def _capture(self, args: tuple, kwargs: dict[str, Any]) -> Any:
+        """What capture found, or the fallback where it refused; the function's own exceptions come out unchanged."""
+        from .capture.tracer import capture
+
+        try:
+            return capture(self.fn, args, kwargs)
+        except GraphCaptureError as error:
+            line = getattr(error, "line", "") or line_of(self.fn)
+            return self._fallbacks.take(describe(error), line, GraphCaptureError, error)
+
+    def _program(self, version: Version, captured: Any) -> tuple[Any, Fallback | None]:
+        """Compiled code for the captured graph, or the graph itself and the reason."""
+        line = line_of(self.fn)
+        reason = self._refusal(version, captured)
+        if reason:
+            return captured.graph.forward, self._fallbacks.take(reason, line, StrictNativeError)
+        state = torch.get_rng_state()
+        try:
+            program = self._backend(captured.graph, list(captured.samples), **(self.settings.options or {}))
+        except Exception as error:
+            name = getattr(self._backend, "__name__", type(self._backend).__name__)
+            line = getattr(error, "line", "") or line
+            reason = f"back end {name!r}: {describe(error)}"
+            return captured.graph.forward, self._fallbacks.take(reason, line, StrictNativeError, error)
+        finally:
+            torch.set_rng_state(state)
+        for call in getattr(getattr(program, "plan", None), "externs", ()):
+            if not call.library:  # this operator alone runs eagerly; the rest of the graph is compiled
+                lines = program.loops.lines
+                where = next((lines[o] for o in call.origins if lines.get(o)), line)
+                self._fallbacks.take(f"{call.target}: {call.reason}", where, StrictNativeError)
+        return program, None
+
+    def _refusal(self, version: Version, captured: Any) -> str:
+        """Why this version must run on torch although its graph is known; '' where nothing speaks against compiling."""
+        if version.overlaps:
+            return "an argument that is written shares memory with another"
+        if self._backend in (registry.stax, registry.aot_eager) and trains(captured):
+            return "training (gradients through a compiled function) runs on torch"
+        return ""
+
+    def _unsettled(self, version: Version, call: Call, args: tuple, kwargs: dict[str, Any]) -> str:
+        failing = version.failing(call, args, kwargs)
+        return "what the function read changed while it was captured: " + "; ".join(map(str, failing[:3]))
+
+    def _verified(self, version: Version, inputs: tuple, args: tuple, kwargs: dict[str, Any]) -> Any:
+        """Runs eager beside the compiled version; inference that neither writes nor draws is compared."""
+        captured = cast(Any, version.captured)
+        if captured.written or captured.random or version.fallback is not None:
+            return version.run(inputs, args, kwargs)
+        from .verify import agree, bisect
+
+        expected = captured.graph(*inputs)
+        flat = version.program(*inputs)
+        result = captured.rebuild(flat, args, kwargs)
+        if not agree(tuple(flat), tuple(expected)):
+            found = bisect(version.program, captured.graph, inputs) if hasattr(version.program, "plan") else None
+            where = found or "the program differs from the captured graph; every level alone agrees on these inputs"
+            raise VerificationError(f"{self.name!r} differs from eager: {where}")
+        leaves = torch.utils._pytree.tree_leaves
+        if not agree(tuple(leaves(result)), tuple(leaves(self.fn(*args, **kwargs)))):
+            raise VerificationError(f"{self.name!r} differs from eager: level 'graph' (capture) differs first")
+        return result
+
+    # ---- what explain and testing read -------------------------------------------------------------------------
+
+    def live_versions(self) -> list[Version]:
+        """Versions that can still match: none of their weakly held key objects has died."""
+        return [v for v in self.versions if v.alive and v.captured is not None]
+
+    @property
+    def reasons(self) -> tuple[Guard, ...]:
+        """The failing guards of the last miss, version by version."""
+        return self.last_miss.guards
+
+    @property
+    def fallbacks(self) -> list[Fallback]:
+        return list(self._fallbacks.found.values())
+
+    @property
+    def counters(self) -> dict[str, int]:
+        """Calls by how they were served."""
+        return {
+            "hits": sum(v.hits for v in self.versions), "misses": self.counts["misses"],
+            "eager calls": sum(f.count for f in self.fallbacks), "versions": len(self.live_versions()),
+            "compilations": self.compilations,
+        }  # fmt: skip
+
+    def __repr__(self) -> str:
+        return f"<compiled {self.name!r}: {len(self.live_versions())} versions>"
+
+    def __reduce__(self) -> Any:
+        """A global stays a reference to itself; anything else is compiled anew from its function and settings."""
+        module, path = getattr(self.fn, "__module__", None), getattr(self.fn, "__qualname__", "")
+        found: Any = sys.modules.get(module) if module else None
+        for part in path.split("."):
+            found = getattr(found, part, None)
+        return path if found is self else (compiled, (self.fn, self.settings))

@@ -1,0 +1,228 @@
+"""One compiled version, its key, and the decision whether it may serve a call.
+
+In: what capture found and the call that it was captured on.  Out: `Version`.
+Always: `match` accepts a call exactly where `failing` finds no guard that fails; a version keeps no tensor of the
+caller alive, and no object either that the key holds by identity (`alive` turns False when one of those dies).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import fx
+
+from .aliasing import extents, overlaps, ties
+from .ambient import NAMES
+from .guards import GATES, MISSING, Guard, differences, guards
+from .reading import Text, module_entry
+from .signature import Entry, Identity, entry, identities, show, tensor_entry
+from .sources import Argument, Keyword, Source
+
+if TYPE_CHECKING:
+    from ..capture.captured import Captured, Gate
+
+
+@dataclass(frozen=True)
+class Call:
+    """What of a call is in every key, whatever the version: signature, identity pattern, ambient state."""
+
+    sigma: Entry
+    aliases: tuple[int, ...]
+    ambient: tuple
+
+
+@dataclass(frozen=True)
+class Part:
+    """One component of the key that only this version has: a place, the entry that it must show."""
+
+    source: Source
+    expected: Entry
+
+    def actual(self, args: tuple, kwargs: dict[str, Any]) -> Entry:
+        try:
+            value = self.source.get(args, kwargs)
+            return module_entry(value) if self.expected[0] == "module" else entry(value)
+        except Exception:
+            return MISSING
+
+
+class Version:
+    """A program with its key (section 2.2)."""
+
+    def __init__(self, call: Call, captured: Captured | None, fn: Any, args: tuple, kwargs: dict[str, Any]) -> None:
+        """Builds the key from the call that was captured; `captured` is None where the function runs as it stands."""
+        self.call = call
+        self.sigma, self.aliases, self.ambient = call.sigma, call.aliases, call.ambient
+        self.hits = 0
+        self.seconds: dict[str, float] = {}
+        self.program: Any = None
+        self.fallback: Any = None  # why the program is not compiled code, where it is not
+        self.parts: tuple[Part, ...] = ()
+        self.ties: tuple[tuple[Source, Source], ...] = ()
+        self.gates: tuple[Gate, ...] = ()
+        self.match: Callable[[tuple, dict], Any]
+        self.captured: Captured | None = None
+        if captured is None:
+            self.match, self.text = lambda args, kwargs: (), ""
+        else:
+            self._read(captured, fn, args, kwargs)
+            self.captured = replace(captured, samples=(), state=())
+        self.held: list[Identity] = identities((self.sigma, tuple(p.expected for p in self.parts)))
+
+    def _read(self, captured: Captured, fn: Any, args: tuple, kwargs: dict[str, Any]) -> None:
+        text = Text(args, kwargs)
+        names = [text.read(source) for source in captured.inputs]
+        values = [text.values[source] for source in captured.inputs]
+        states: dict[Source, Entry] = {}
+        for source, value in captured.state:
+            states[source] = entry(value)
+            text.equal(text.read(source), states[source], value)
+        lifted: dict[Source, Entry] = {}
+        for source, name, value in zip(captured.inputs, names, values):
+            if not isinstance(source, (Argument, Keyword)):  # those are in sigma
+                lifted[source] = tensor_entry(value)
+                text.tensor(name, lifted[source])
+        self.ties = ties(fn, args, kwargs, text.owners, captured.inputs, values)
+        for a, b in self.ties:
+            text.check(f"{text.read(a)} is not {text.read(b)}")
+        listed = "".join(f"{n}, " for n in names)
+        if len(names) > 1:
+            text.check(f"len({{*map(id, ({listed}))}}) != {len(names)}")
+        self.inputs = captured.inputs
+        self.written = frozenset(captured.written)
+        self.extents = extents(values)
+        self.overlaps = overlaps(values, self.extents, self.written) if self.written else ()
+        if self.written:
+            text.env |= {"overlaps": overlaps, "extents": self.extents, "written": self.written}
+            text.check(f"overlaps(({listed}), extents, written) != {self.overlaps!r}")
+        self.gates = tuple(captured.gates)
+        self.gate_entries = tuple(entry(g.value) for g in self.gates)
+        self.replay = captured.replay
+        if self.gates:
+            text.env |= {"replayed": self._replayer(), "gates": self.gate_entries}
+            text.check(f"replayed(({listed})) != gates")
+        owners = {source: module_entry(m) for source, m in text.owners}
+        self.parts = tuple(Part(s, e) for s, e in (*owners.items(), *states.items(), *lifted.items()))
+        self.match, self.text = text.build(f"({listed})")
+
+    def _replayer(self) -> Callable[[Sequence[torch.Tensor]], tuple[Entry, ...]]:
+        forward, gates = self.replay.forward, self.gates  # type: ignore[union-attr]
+
+        def replayed(inputs: Sequence[torch.Tensor]) -> tuple[Entry, ...]:
+            return tuple([entry(outcome(g, x)) for g, x in zip(gates, forward(*inputs), strict=True)])
+
+        return replayed
+
+    @property
+    def alive(self) -> bool:
+        """Whether every object that the key holds by identity still lives; if not, no call can match any more."""
+        return all(i.alive for i in self.held)
+
+    @property
+    def front(self) -> fx.GraphModule:
+        """The graph that the back end received."""
+        assert self.captured is not None
+        return self.captured.graph
+
+    def read(self, args: tuple, kwargs: dict[str, Any]) -> tuple[Any, ...]:
+        """The tensors for the placeholders."""
+        return tuple(source.get(args, kwargs) for source in self.inputs)
+
+    def failing(self, call: Call, args: tuple, kwargs: dict[str, Any]) -> list[Guard]:
+        """The guards that do not hold for a call: the components in which its key differs from this version's."""
+        found = differences("inputs", self.sigma, call.sigma)
+        if self.aliases != call.aliases:
+            found.append(Guard("identical arguments", f"arguments that are one tensor == {self.aliases}", self.aliases, call.aliases))
+        for name, a, b in zip(NAMES, self.ambient, call.ambient):
+            if a != b:
+                found.append(Guard(name, f"{name} == {show(a)}", a, b))
+        if self.captured is None:
+            return found
+        for part in self.parts:
+            found += differences(str(part.source), part.expected, part.actual(args, kwargs), compact=True)
+        for a, b in self.ties:
+            if not _identical(a, b, args, kwargs):
+                found.append(Guard(str(a), f"{a} is {b}", True, False))
+        try:
+            inputs: tuple[Any, ...] | None = self.read(args, kwargs)
+        except Exception:
+            inputs = None
+        if inputs is not None:
+            distinct = len({*map(id, inputs)})
+            if distinct != len(inputs):
+                found.append(Guard("identical tensors", "tensors that the function reads are distinct", len(inputs), distinct))
+            found += self._overlap(inputs)
+        if self.gates and self._outcomes(inputs) != self.gate_entries:
+            found.append(Guard("gates", GATES, tuple(g.value for g in self.gates), self._outcomes(inputs)))
+        if inputs is None and not found:
+            found.append(Guard("inputs", "every tensor that the function reads can be read", True, False))
+        return found
+
+    def _overlap(self, inputs: tuple[Any, ...]) -> list[Guard]:
+        if not self.written:
+            return []
+        try:
+            now: Any = overlaps(inputs, self.extents, self.written)
+        except Exception:
+            now = None
+        if now == self.overlaps:
+            return []
+        return [Guard("overlap", f"written memory shared by {self.overlaps or 'no two inputs'}", self.overlaps, now)]
+
+    def _outcomes(self, inputs: tuple[Any, ...] | None) -> tuple[Entry, ...] | None:
+        """The gates' entries on other inputs, by the replay graph on torch; None where they cannot be computed."""
+        if inputs is None:
+            return None
+        try:
+            return self._replayer()(inputs)
+        except Exception:
+            return None
+
+    @cached_property
+    def guards(self) -> list[Guard]:
+        """Every guard of this version."""
+        found = guards("inputs", self.sigma)
+        found += [Guard(n, f"{n} == {show(a)}", a) for n, a in zip(NAMES, self.ambient)]
+        for part in self.parts:
+            found += guards(str(part.source), part.expected, compact=True)
+        found += [Guard(str(a), f"{a} is {b}", True) for a, b in self.ties]
+        if self.gates:
+            found.append(Guard("gates", GATES, tuple(g.value for g in self.gates)))
+        return found
+
+    def run(self, inputs: Sequence[torch.Tensor], args: tuple, kwargs: dict[str, Any]) -> Any:
+        """Runs the program on the placeholders' tensors and makes the caller's result."""
+        return self.captured.rebuild(self.program(*inputs), args, kwargs)  # type: ignore[union-attr]
+
+    def run_at(self, level: str, args: tuple, kwargs: dict[str, Any]) -> Any:
+        """Runs one level: 'graph', 'ops', 'loops', 'plan' or 'kernels'."""
+        assert self.captured is not None
+        inputs = self.read(args, kwargs)
+        flat = self.captured.graph(*inputs) if level == "graph" else self.program.run(level, inputs)
+        return self.captured.rebuild(flat, args, kwargs)
+
+    def __str__(self) -> str:
+        shapes = ", ".join(str(tuple(e[2])) if e[0] == "tensor" else show(e[2]) for e in self.sigma[0] if len(e) > 2)
+        gates = "".join(f", {g.kind} at {g.line} is {g.value!r}" for g in self.gates)
+        kind = "" if self.fallback is None else f", runs eagerly: {self.fallback.reason}"
+        return f"({shapes}), {len(self.parts)} values from outside{gates}, {self.hits} hits{kind}"
+
+
+def outcome(gate: Gate, x: Any) -> Any:
+    """The Python value that a gate takes from a replayed result."""
+    if not isinstance(x, torch.Tensor) or isinstance(gate.value, torch.Tensor):
+        return x
+    if isinstance(gate.value, (list, tuple)):
+        return x.tolist()
+    return type(gate.value)(x.item())
+
+
+def _identical(a: Source, b: Source, args: tuple, kwargs: dict[str, Any]) -> bool:
+    try:
+        return a.get(args, kwargs) is b.get(args, kwargs)
+    except Exception:
+        return False

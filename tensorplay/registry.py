@@ -1,0 +1,83 @@
+"""The back-end contract and its registry (section 1.2).
+
+A back end is called as `backend(graph_module, example_inputs, **options)`, once for each specialization, and returns
+a callable that takes the placeholders' tensors and returns the graph's outputs in the graph's own structure.
+Python control flow never reaches it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+Backend = Callable[..., Callable[..., Any]]
+
+
+def eager(graph: fx.GraphModule, example_inputs: Sequence[torch.Tensor], **options: Any) -> Callable[..., Any]:
+    """Runs the captured graph as it is."""
+    return graph.forward
+
+
+def aot_eager(graph: fx.GraphModule, example_inputs: Sequence[torch.Tensor], **options: Any) -> Callable[..., Any]:
+    """Runs the functional operator-level graph on torch."""
+    from .stax.joint.retrace import retrace
+
+    ops = retrace(graph, example_inputs)
+
+    class Operators:
+        """The operator graph as a program."""
+
+        def __init__(self) -> None:
+            self.ops = ops
+
+        def __call__(self, *inputs: torch.Tensor) -> Any:
+            return self.ops.module(*inputs)
+
+        def run(self, level: str, inputs: Sequence[torch.Tensor]) -> Any:
+            if level != "ops":
+                raise ValueError(f"back end 'aot_eager' has no level {level!r}, only 'graph' and 'ops'")
+            return self.ops.module(*inputs)
+
+    return Operators()
+
+
+def stax(graph: fx.GraphModule, example_inputs: Sequence[torch.Tensor], **options: Any) -> Callable[..., Any]:
+    """The compiler: loops, schedule, native kernels."""
+    from .stax.pipeline import stax
+
+    return stax(graph, example_inputs, **options)
+
+
+_BACKENDS: dict[str, Backend] = {"eager": eager, "aot_eager": aot_eager, "stax": stax}
+TRAINS = {eager}  # back ends whose programs take part in autograd
+
+
+def register_backend(name: str, backend: Backend | None = None) -> Any:
+    """Makes `backend` available as `tp.compile(..., backend=name)`; without a back end, a decorator."""
+    if backend is None:
+        return lambda function: register_backend(name, function)
+    if name in _BACKENDS and _BACKENDS[name] is not backend:
+        raise ValueError(f"there is a back end {name!r} already; choose another name")
+    if not callable(backend):
+        raise TypeError(f"a back end is a callable (graph_module, example_inputs, **options), not {backend!r}")
+    _BACKENDS[name] = backend
+    return backend
+
+
+def list_backends() -> list[str]:
+    """The names that `tp.compile(..., backend=name)` takes."""
+    return sorted(_BACKENDS)
+
+
+def lookup(backend: str | Backend) -> Backend:
+    """The back end of a name, or the callable itself."""
+    if callable(backend):
+        return backend
+    if backend in _BACKENDS:
+        return _BACKENDS[backend]
+    raise ValueError(
+        f"no back end {backend!r}: there are {', '.join(list_backends())}, and any callable (graph_module, example_inputs)"
+    )
