@@ -277,10 +277,10 @@ def test_strange_names():
 
 @pytest.mark.parametrize("native", [True, False])
 def test_concurrent_calls_share_no_memory(native, monkeypatch):
-    if native and launch._native is None:
+    if native and launch.launch_native is None:
         pytest.skip("the extension is not built")
     if not native:
-        monkeypatch.setattr(launch, "_native", None)
+        monkeypatch.setattr(launch, "launch_native", None)
         monkeypatch.setattr(launch, "launch", launch.launch_ctypes)
     p, w = matmul_chain(False), torch.randn(4, 8)
     wrong = []

@@ -115,9 +115,10 @@ class Emit:
         self.temporary: list[str] = []
         self.allocated: set[str] = set()
         self.filled: set[str] = set(plan.memory.arena) | set(plan.loops.constants)
-        self.slots = {name: slot for slot, name in enumerate(plan.slots)}
         self.fresh = frozenset(plan.memory.fresh)
         self.owned = frozenset(plan.memory.owned)
+        self.placed = self.filled | {b.name for b in plan.loops.inputs} | self.fresh | self.owned
+        self.slots = {name: slot for slot, name in enumerate(plan.slots)}
         self.constants: dict[int, str] = {}
         for name in self.buffers:
             self.names[name] = self.identifier(name)
@@ -213,6 +214,8 @@ class Emit:
     def segment(self, number: int, kernels: tuple[Kernel, ...], guarded: bool) -> None:
         used = dict.fromkeys(name for k in kernels for name in (*k.reads, *k.writes) if name in self.slots)
         for name in used:
+            if name not in self.placed:
+                raise UnsupportedError(f"memory plan: {name} has no place")
             self.ready(name)
         fill = [name for name in used if name not in self.filled]
         self.filled.update(fill)

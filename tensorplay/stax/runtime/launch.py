@@ -17,9 +17,9 @@ import torch
 from ..artifacts.build import Artifact
 
 try:
-    from ... import _native
+    from ..._native import launch as launch_native
 except ImportError:  # not built: every feature works, a launch takes some microseconds more
-    _native = None
+    launch_native = None
 
 Table = Any  # an address for the extension, a ctypes array without it
 _FORKED = False
@@ -46,12 +46,12 @@ def array(slots: int) -> ctypes.Array:
 
 def table_of(pointers: ctypes.Array) -> Table:
     """What `launch` takes as a table."""
-    return pointers if _native is None else ctypes.addressof(pointers)
+    return pointers if launch_native is None else ctypes.addressof(pointers)
 
 
 def entry_of(artifact: Artifact, name: str) -> Any:
     """What `launch` takes as an entry."""
-    return artifact.entries[name] if _native is None else artifact.address(name)
+    return artifact.entries[name] if launch_native is None else artifact.address(name)
 
 
 def launch_ctypes(entry: Any, table: Any, threads: int, slots: tuple[int, ...], *tensors: torch.Tensor) -> int:
@@ -61,4 +61,4 @@ def launch_ctypes(entry: Any, table: Any, threads: int, slots: tuple[int, ...], 
     return entry(table, threads)
 
 
-launch: Callable[..., int] = launch_ctypes if _native is None else _native.launch
+launch: Callable[..., int] = launch_ctypes if launch_native is None else launch_native
