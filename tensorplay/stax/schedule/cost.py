@@ -87,7 +87,6 @@ def kernel_cost(
 ) -> tuple[int, int, int]:
     """(bytes read, bytes written, operations) of a kernel."""
     reduced = frozenset(rdims)
-    stages = levels([(n.reads, n.writes, isinstance(n.loop, Reduction)) for n in nodes])
     made: dict[str, int] = {}  # buffer -> the node of this kernel that defines it
     inside: list[list[Expr]] = []  # loads of values of this kernel, by node
     outside: list[list[Expr]] = []
@@ -113,8 +112,9 @@ def kernel_cost(
             if buffer.name not in local:
                 accesses[at, buffer.dtype.itemsize] = None
                 written += min(points(at), distinct(buffer)) * buffer.dtype.itemsize
-    if not rdims or max(stages) == 0 or footprint(rdims, accesses) <= target.l2:
-        stages = [0] * len(nodes)
+    stages = [0] * len(nodes)
+    if rdims and footprint(rdims, accesses) > target.l2:
+        stages = levels([([e.name for e in i], n.writes, isinstance(n.loop, Reduction)) for i, n in zip(inside, nodes, strict=True)])
     once: dict[str, dict[Expr, None]] = {}
     walked: dict[tuple[int, str], dict[Expr, None]] = {}
     for k, level in enumerate(stages):

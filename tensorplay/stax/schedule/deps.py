@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from ..expr import linear, load, loads
+from ..expr import Expr, linear, load, loads
 from ..loops.nodes import Buffer, Compute, Extern, Loops, Node, Pointwise, Ref, Scan
 
 
@@ -18,13 +18,14 @@ from ..loops.nodes import Buffer, Compute, Extern, Loops, Node, Pointwise, Ref, 
 class Dependences:
     """The live nodes of a graph, by position.
 
-    reads, writes: buffers of each node.  before: direct predecessors of each node, for whatever reason (a value that
+    loads: the load expressions of each node.  reads, writes: its buffers.  before: direct predecessors of each node, for whatever reason (a value that
     is read, an old value that must be read first, an order of effects).  writer: the node that defines a buffer;
     an input that is written back has its write-back here.  readers: the nodes that read a buffer.
     """
 
     loops: Loops
     buffers: dict[str, Buffer]
+    loads: tuple[tuple[Expr, ...], ...]
     reads: tuple[tuple[str, ...], ...]
     writes: tuple[tuple[str, ...], ...]
     before: tuple[tuple[int, ...], ...]
@@ -41,8 +42,8 @@ class Dependences:
 def dependences(loops: Loops) -> Dependences:
     """Drops dead nodes and collects the edges between the rest."""
     inputs = frozenset(b.name for b in loops.inputs)
-    loops = replace(loops, nodes=tuple(live(separate(loops.nodes, inputs), loops.outputs, inputs)))
-    reads = tuple(n.reads for n in loops.nodes)
+    nodes, loaded, reads = live(separate(loops.nodes, inputs), loops.outputs, inputs)
+    loops = replace(loops, nodes=nodes)
     writes = tuple(n.writes for n in loops.nodes)
     last_writer: dict[str, int] = {}
     since: dict[str, list[int]] = {}  # readers of the present value
@@ -71,6 +72,7 @@ def dependences(loops: Loops) -> Dependences:
     return Dependences(
         loops=loops,
         buffers=loops.buffers,
+        loads=loaded,
         reads=reads,
         writes=writes,
         before=tuple(before),
@@ -81,16 +83,21 @@ def dependences(loops: Loops) -> Dependences:
     )
 
 
-def live(nodes: tuple[Node, ...], outputs: tuple, inputs: frozenset[str]) -> list[Node]:
-    """The nodes that an output, a write-back or an effect needs, in their order."""
+def live(
+    nodes: tuple[Node, ...], outputs: tuple, inputs: frozenset[str]
+) -> tuple[tuple[Node, ...], tuple[tuple[Expr, ...], ...], tuple[tuple[str, ...], ...]]:
+    """The nodes that an output, a write-back or an effect needs, in their order, with their loads and reads."""
     needed = {ref.buffer for ref in outputs if isinstance(ref, Ref)}
-    kept: list[Node] = []
+    kept: list[tuple[Node, tuple[Expr, ...], tuple[str, ...]]] = []
     for node in reversed(nodes):
         effect = isinstance(node, Extern) and node.ordered
         if effect or any(w in needed or w in inputs for w in node.writes):
-            needed.update(node.reads)
-            kept.append(node)
-    return kept[::-1]
+            found = () if isinstance(node, Extern) else tuple(loads(node.loop.body, *node.at))
+            reads = node.reads if isinstance(node, Extern) else tuple(dict.fromkeys(e.name for e in found))
+            needed.update(reads)
+            kept.append((node, found, reads))
+    kept.reverse()
+    return tuple(k[0] for k in kept), tuple(k[1] for k in kept), tuple(k[2] for k in kept)
 
 
 def separate(nodes: tuple[Node, ...], inputs: frozenset[str]) -> tuple[Node, ...]:

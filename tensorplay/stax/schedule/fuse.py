@@ -38,7 +38,7 @@ class Group:
     """Nodes that will be one step, all over the variables of `space`.
 
     maps: each node's own variables over the group's.  rows: the nodes that run once a row.
-    loads, stores: offsets by buffer.  values: indices that bodies use otherwise.
+    loads, stores: offsets by buffer.  values: indices that bodies use otherwise.  open: buffers that live in memory.
     """
 
     number: int
@@ -50,6 +50,7 @@ class Group:
     loads: dict[str, dict[Expr, None]] = field(default_factory=dict)  # the offsets are empty for a library call
     stores: dict[str, Expr] = field(default_factory=dict)
     values: dict[Expr, None] = field(default_factory=dict)
+    open: dict[str, None] = field(default_factory=dict)
     rows: set[int] = field(default_factory=set)
     before: set[int] = field(default_factory=set)
     after: set[int] = field(default_factory=set)
@@ -125,6 +126,7 @@ class Fusion:
             loads={b: {substitute(e, at): None for e in es} for b, es in loads.items()},
             stores={b: substitute(e, at) for b, e in zip(node.writes, node.at, strict=True)},
             values={substitute(e, at): None for e in values},
+            open=dict.fromkeys((*loads, *node.writes)),
         )
 
     @staticmethod
@@ -177,7 +179,7 @@ class Fusion:
             return a.alone or b.alone
         if a.size + b.size > MAX_EXPRESSIONS:
             return f"the kernel would have more than {MAX_EXPRESSIONS} expressions"
-        if self.in_memory(a, b) > MAX_BUFFERS:
+        if len(a.open) + len(b.open) > MAX_BUFFERS and len(self.in_memory(a, b)) > MAX_BUFFERS:
             return f"the kernel would have more than {MAX_BUFFERS} buffers"
         if reason := self.between(a, b)[2]:
             return reason
@@ -203,16 +205,15 @@ class Fusion:
             return "they share too little"
         return self.overwrites(base, guest, found) or self.long_row(base, guest, found) or (base, guest, found)
 
-    def in_memory(self, a: Group, b: Group) -> int:
-        """Buffers of the joint kernel that live in memory (counted only where it may matter)."""
-        if len(a.loads) + len(a.stores) + len(b.loads) + len(b.stores) <= MAX_BUFFERS:
-            return 0
+    def in_memory(self, a: Group, b: Group) -> dict[str, None]:
+        """Buffers of the joint kernel that live in memory."""
         both = (a.number, b.number)
-        count = len({*a.loads, *b.loads}.difference(a.stores, b.stores))
-        for name in (*a.stores, *b.stores):
-            outside = any(self.find(r) not in both for r in self.deps.readers.get(name, ()))
-            count += outside or name in self.deps.returned or name in self.deps.written
-        return count
+        return {name: None for name in (*a.open, *b.open) if self.lives(name, a, b, both)}
+
+    def lives(self, name: str, a: Group, b: Group, both: tuple[int, int]) -> bool:
+        if name not in a.stores and name not in b.stores or name in self.deps.returned or name in self.deps.written:
+            return True
+        return any(self.find(r) not in both for r in self.deps.readers.get(name, ()))
 
     def between(self, a: Group, b: Group) -> tuple[set[int], set[int], str]:
         """Groups after the first and before the second of two that stand between them, and why they can't be one."""
@@ -280,8 +281,8 @@ class Fusion:
 
     def overwrites(self, base: Group, guest: Group, found: Match) -> str:
         """Keeps an old value from being read after its point was overwritten."""
-        for name in (*base.stores, *guest.stores):
-            if name not in self.deps.written:
+        for name in self.deps.written:
+            if name not in base.stores and name not in guest.stores:
                 continue
             at = substitute(base.stores[name], found.first) if name in base.stores else None
             at = at or substitute(guest.stores[name], found.second)
@@ -335,6 +336,7 @@ class Fusion:
         order += sorted(later, key=self.position.__getitem__)
         for n, place in zip(order, places, strict=False):
             self.position[n] = place
+        base.open = self.in_memory(base, guest)
         self.parent[guest.number] = base.number
         if found.first:
             base.maps = {i: composed(m, found.first) for i, m in base.maps.items()}
@@ -366,13 +368,13 @@ class Fusion:
 
     def run(self) -> None:
         """Merges until no candidate is left."""
-        heap: list[tuple[int, int, int, int]] = []
+        heap: list[tuple[int, int, int]] = []
 
         def push(a: int, b: int) -> None:
             a, b = min(a, b), max(a, b)
             score = self.saved(self.groups[a], self.groups[b])
             if score > 0:
-                heapq.heappush(heap, (-score, b - a, a, b))
+                heapq.heappush(heap, (-score, a, b))
             elif (a, b) not in self.refused:
                 self.refuse(a, b, 0, "no byte is saved")
 
@@ -381,7 +383,7 @@ class Fusion:
                 if a < b:
                     push(a, b)
         while heap:
-            score, _, a, b = heapq.heappop(heap)
+            score, a, b = heapq.heappop(heap)
             if a not in self.groups or b not in self.groups or (a, b) in self.refused:
                 continue
             first, second = self.groups[a], self.groups[b]

@@ -8,7 +8,7 @@ the element of a dying buffer that it reads at the same point; a library call's 
 from __future__ import annotations
 
 import bisect
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 
@@ -35,14 +35,17 @@ def writes_in_place(step: Step) -> bool:
     return isinstance(step, Kernel) or (step.library and step.target in OUT_VARIANTS)
 
 
-def plan_memory(steps: Sequence[Step], deps: Dependences) -> Memory:
-    """Best-fit placement in step order; a freed block is reused from the next step on, or in place where legal."""
+def plan_memory(steps: Sequence[Step], reads: Sequence[Iterable[str]], deps: Dependences) -> Memory:
+    """Best-fit placement in step order; a freed block is reused from the next step on, or in place where legal.
+
+    `reads`: the buffers that each step reads, its own included.
+    """
     owned: list[str] = []
     fresh: list[str] = []
     planned: dict[str, int] = {}  # buffer -> step that defines it
     last: dict[str, int] = {}
     for at, step in enumerate(steps):
-        for name in step.reads:
+        for name in reads[at]:
             last[name] = at
         for name in step.writes:
             if name in deps.written:

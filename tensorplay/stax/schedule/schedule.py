@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ..codegen.target import Target
-from ..expr import Expr, loads, substitute
+from ..expr import Expr, substitute
 from ..loops.nodes import Compute, Extern, Loop, Loops, Pointwise, Reduction, Scan
 from .align import Access, Space, composed, named, ordered
 from .cost import kernel_cost, lower_bound, points
@@ -26,9 +26,11 @@ def schedule(loops: Loops, target: Target) -> Plan:
     fusion.run()
     steps: list[Step] = []
     names: dict[int, str] = {}
+    reads: list[dict[str, None]] = []
     kernels = 0
     for group in fusion.order():
         node = deps.nodes[group.nodes[0]]
+        reads.append(dict.fromkeys(name for i in group.nodes for name in deps.reads[i]))
         if isinstance(node, Extern):
             steps.append(node)
             names[group.number] = node.name
@@ -38,16 +40,15 @@ def schedule(loops: Loops, target: Target) -> Plan:
             steps.append(kernel)
             names[group.number] = kernel.name
     refused = [Refusal(names[r.first], names[r.second], r.saved, r.reason) for r in fusion.refusals()]
-    return Plan(deps.loops, tuple(steps), plan_memory(steps, deps), tuple(refused), bound(deps))
+    return Plan(deps.loops, tuple(steps), plan_memory(steps, reads, deps), tuple(refused), bound(deps))
 
 
 def bound(deps: Dependences) -> int:
     """Proposition 1.1 for the whole graph."""
     offsets: dict[str, list[Expr]] = {}
-    for node in deps.nodes:
-        if isinstance(node, Compute):
-            for e in loads(node.loop.body, *node.at):
-                offsets.setdefault(e.name, []).append(e.args[1])
+    for found in deps.loads:
+        for e in found:
+            offsets.setdefault(e.name, []).append(e.args[1])
     return lower_bound(deps.loops, offsets, deps.buffers)
 
 
