@@ -14,6 +14,7 @@ import time
 import weakref
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from ... import config, record
 from ...errors import CompilerError
@@ -29,7 +30,7 @@ class Artifact:
     path: Path | None  # None: there was nothing to build
     built: bool  # whether this process ran the compiler for it
     seconds: float  # from source to loaded code
-    entries: dict[str, ctypes._CFuncPtr] = field(default_factory=dict)
+    entries: dict[str, Any] = field(default_factory=dict)
 
     def address(self, entry: str) -> int:
         """Where an entry lies in memory."""
@@ -53,13 +54,11 @@ def build(source: Source, target: Target) -> Artifact:
     if artifact is not None:
         return artifact
     built = False
-    file = store.find(key, ".so") if kept else None
-    artifact = file and _load(key, file, source, False, start)
-    if not artifact:
+    artifact = _kept(key, source, start) if kept else None
+    if artifact is None:
         with store.locked(key):
-            file = store.find(key, ".so") if kept else None
-            artifact = file and _load(key, file, source, False, start)
-            if not artifact:
+            artifact = _kept(key, source, start) if kept else None
+            if artifact is None:
                 built = True
                 artifact = _load(key, _compile(key, source, compiler, start), source, True, start)
                 if artifact is None:
@@ -72,6 +71,11 @@ def build(source: Source, target: Target) -> Artifact:
         return artifact
     with _LOCK:
         return _LOADED.setdefault(key, artifact)
+
+
+def _kept(key: str, source: Source, start: float) -> Artifact | None:
+    file = store.find(key, ".so")
+    return None if file is None else _load(key, file, source, False, start)
 
 
 def _compile(key: str, source: Source, compiler: toolchain.Compiler, start: float) -> Path:

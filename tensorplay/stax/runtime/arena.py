@@ -7,6 +7,7 @@ lease is kept, and only if its block is small; nothing that a call returns lives
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Sequence
 
 import torch
@@ -24,7 +25,7 @@ class Lease:
 
     __slots__ = ("block", "pointers", "table", "views")
 
-    def __init__(self, block: torch.Tensor | None, pointers: object, views: tuple[torch.Tensor, ...]) -> None:
+    def __init__(self, block: torch.Tensor | None, pointers: ctypes.Array, views: tuple[torch.Tensor, ...]) -> None:
         self.block = block
         self.pointers = pointers  # owns the memory that `table` is the address of
         self.table = launch.table_of(pointers)

@@ -236,22 +236,21 @@ class Emit:
     def extern(self, step: Extern) -> None:
         arguments = [self.literal(a) for a in step.args]
         arguments += [f"{k}={self.literal(v)}" for k, v in step.kwargs]
-        placed = [b for b in step.outputs if b is not None and b.name not in self.owned]
-        if placed:
+        if any(b is not None and b.name not in self.owned for b in step.outputs):
             self.extern_out(step, arguments)
             return
         operator = self.operator(step.target)
         call = f"{operator}({', '.join(arguments)})"
-        results = [None if b is None else self.names[b.name] for b in step.outputs]
+        results = ["_" if b is None else self.names[b.name] for b in step.outputs]
         returns = step.target._schema.returns
-        self.writer.line(f"# {step.target}" + ("" if step.library else f"  fallback: {step.reason}"))
-        if not any(results):
+        self.writer.line(f"# {step.target}" + ("" if step.library else f"  fallback: {' '.join(step.reason.split())}"))
+        if not any(step.outputs):
             self.writer.line(call)
         elif len(returns) == 1 and str(returns[0].type) == "Tensor":
             self.writer.line(f"{results[0]} = {call}")
         else:
             rest = () if len(returns) == len(results) > 1 else ("*_",)
-            self.writer.line(f"{', '.join((*(r or '_' for r in results), *rest))} = {call}")
+            self.writer.line(f"{', '.join((*results, *rest))} = {call}")
         for b, name in zip(step.outputs, results, strict=True):
             if b is not None:
                 self.temporary.append(name)
@@ -261,10 +260,11 @@ class Emit:
     def extern_out(self, step: Extern, arguments: list[str]) -> None:
         """A library operator that writes into memory of ours."""
         variant = OUT_VARIANTS.get(step.target)
-        if variant is None or any(b is None or b.name in self.owned for b in step.outputs):
+        placed = [b for b in step.outputs if b is not None and b.name not in self.owned]
+        if variant is None or len(placed) < len(step.outputs):
             raise UnsupportedError(f"memory plan: {step.target} cannot write into {step.name}")
         outs = [a.name for a in variant._schema.arguments if a.is_out]
-        for out, b in zip(outs, step.outputs, strict=True):
+        for out, b in zip(outs, placed, strict=True):
             arguments.append(f"{out}={self.view(Ref(b.name, b.size, b.stride), True)}")
         self.writer.line(f"# {step.target}")
         self.writer.line(f"{self.operator(variant)}({', '.join(arguments)})")

@@ -123,7 +123,7 @@ def views(ops: OpGraph | None) -> frozenset[int]:
     """Positions of outputs that are made by a view operator: a new tensor even where it equals an input."""
     if ops is None:
         return frozenset()
-    (results,) = ops.module.graph.output_node().args
+    results: Any = ops.module.graph.output_node().args[0]
     found = set()
     for position, node in enumerate(results):
         target = getattr(node, "target", None)
