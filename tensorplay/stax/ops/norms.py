@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from ...errors import UnsupportedError
 from ..expr import cast, index, masked
 from . import scalar as s
 from .lowered import Lowered, compute, numel, point, reindex, to, widened
@@ -119,7 +120,7 @@ def _batch_norm(
     cx: Any, x: Lowered, weight: Any, bias: Any, mean: Any, var: Any, training: bool, momentum: float, eps: float
 ) -> tuple[Any, ...]:
     if training or mean is None or var is None:
-        raise Refuse("batch normalization that updates its statistics")
+        raise UnsupportedError("batch normalization that updates its statistics in place: expected the functional form")
     if any(spec is not None and spec.numel for spec in cx.specs[1:]):
         raise Refuse("saved statistics of an inference call")
     return _batch_norm_inference(cx, x, weight, bias, mean, var, momentum, eps)

@@ -425,6 +425,41 @@ def _log_sigmoid(cx: Any, x: Lowered) -> tuple[Lowered, Lowered]:
     return Lowered(x.size, out.dtype, (s.minimum(a, 0) - s.log1p(z)).expr), second
 
 
+# ---- losses: a pointwise formula, then a mean or a sum -----------------------------------------------------------------
+
+
+def _loss(operator: Operator, formula: Callable[..., Scalar]) -> None:
+    """A loss of (input, target, reduction, parameters): 0 leaves the elements, 1 is their mean, 2 their sum."""
+
+    @declare("pointwise", operator)
+    def lower(cx: Any, x: Lowered, y: Lowered, reduction: int = 1, *rest: Any, **kwargs: Any) -> Lowered:
+        size = tuple(torch.broadcast_shapes(x.size, y.size))
+        common = promote((x, y))
+        a, b = (Scalar(convert(cx.expanded(v, size).body, v.dtype, common)) for v in (x, y))
+        each = Lowered(size, cx.spec.dtype, formula(a, b, *rest, **kwargs).expr)
+        if reduction == 0:
+            return each
+        (total,) = cx.reduce("sum", each)
+        n = each.numel
+        return total if reduction == 2 else Lowered((), total.dtype, (Scalar(total.body) / float(n)).expr)
+
+
+def _smooth_l1(x, y, beta=1.0):
+    z = abs(x - y)
+    return z if beta == 0 else where(z < beta, 0.5 * z * z / beta, z - 0.5 * beta)
+
+
+def _huber(x, y, delta=1.0):
+    z = abs(x - y)
+    return where(z <= delta, 0.5 * z * z, delta * (z - 0.5 * delta))
+
+
+_loss(aten.mse_loss.default, lambda x, y: (x - y) * (x - y))
+_loss(aten.smooth_l1_loss.default, _smooth_l1)
+_loss(aten.huber_loss.default, _huber)
+_loss(aten.soft_margin_loss.default, lambda x, y: s.log1p(s.exp(-x * y)))
+
+
 # ---- conversion and copies -------------------------------------------------------------------------------------------
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from . import scalar as s
-from .lowered import Lowered, compute, numel, to, widened
+from .lowered import Lowered, compute, numel, point, to, widened
 from .pointwise import truth
 from .row import Refuse, declare
 from .scalar import Scalar, where
@@ -47,6 +47,20 @@ def accumulated(cx: Any, x: Lowered) -> Lowered:
 @declare("reduction", aten.sum.default, aten.sum.dim_IntList)
 def _sum(cx: Any, x: Lowered, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Lowered:
     return cx.reduce("sum", accumulated(cx, x), as_dims(dim), keepdim, (cx.spec.dtype,))[0]
+
+
+@declare("reduction", aten.nansum.default)
+def _nansum(cx: Any, x: Lowered, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Lowered:
+    if x.dtype.is_floating_point:
+        x = mapped(lambda v: where(s.isnan(v), 0, v), x)
+    return _sum(cx, x, dim, keepdim)
+
+
+@declare("reduction", aten.trace.default)
+def _trace(cx: Any, x: Lowered) -> Lowered:
+    n = min(x.size)
+    (i,) = point((n,))
+    return _sum(cx, cx.viewed(x, (n,), [i, i]))
 
 
 @declare("reduction", aten.mean.default, aten.mean.dim)
@@ -276,6 +290,13 @@ def _linalg_vector_norm(cx: Any, x: Lowered, ord: Any = 2, dim: Any = None, keep
 )
 def _norm(cx: Any, x: Lowered, p: Any = 2, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Lowered:
     return nominal(_vector_norm(cx, x, 2.0 if p is None else float(p), as_dims(dim), keepdim), cx.spec.dtype)
+
+
+@declare("reduction", aten.dist.default)
+def _dist(cx: Any, x: Lowered, y: Lowered, p: Any = 2) -> Lowered:
+    size = tuple(torch.broadcast_shapes(x.size, y.size))
+    x, y = cx.expanded(to(x, cx.spec.dtype), size), cx.expanded(to(y, cx.spec.dtype), size)
+    return nominal(_vector_norm(cx, mapped(lambda a, b: a - b, x, y), float(p), None, False), cx.spec.dtype)
 
 
 # ---- scans -----------------------------------------------------------------------------------------------------------

@@ -59,12 +59,14 @@ def reshaped(cx: Any, x: Lowered, size: tuple[int, ...]) -> Lowered:
     return x if x.size == size else cx.viewed(x, size, unflatten(size, point(size), x.size))
 
 
-@declare("view", aten.view.default, aten._unsafe_view.default, aten.reshape.default, aten._reshape_alias.default, aten.flatten.using_ints, aten.unflatten.int, aten.view_copy.default)
+@declare("view", aten.view.default, aten._unsafe_view.default, aten.reshape.default, aten._reshape_alias.default, aten.flatten.using_ints, aten.unflatten.int)
+@declare("index", aten.view_copy.default)
 def _view(cx: Any, x: Lowered, *_: Any, **__: Any) -> Lowered:
     return reshaped(cx, x, cx.spec.size)
 
 
-@declare("view", aten.alias.default, aten.detach.default, aten.alias_copy.default, aten.detach_copy.default)
+@declare("view", aten.alias.default, aten.detach.default)
+@declare("index", aten.alias_copy.default, aten.detach_copy.default)
 def _alias(cx: Any, x: Lowered) -> Lowered:
     return x
 
@@ -77,12 +79,14 @@ def permuted(cx: Any, x: Lowered, dims: Sequence[int]) -> Lowered:
     return cx.viewed(x, size, at)
 
 
-@declare("view", aten.permute.default, aten.permute_copy.default)
+@declare("view", aten.permute.default)
+@declare("index", aten.permute_copy.default)
 def _permute(cx: Any, x: Lowered, dims: Sequence[int]) -> Lowered:
     return permuted(cx, x, dims)
 
 
-@declare("view", aten.transpose.int, aten.transpose_copy.int)
+@declare("view", aten.transpose.int)
+@declare("index", aten.transpose_copy.int)
 def _transpose(cx: Any, x: Lowered, dim0: int, dim1: int) -> Lowered:
     order = list(range(len(x.size)))
     if order:
@@ -90,7 +94,8 @@ def _transpose(cx: Any, x: Lowered, dim0: int, dim1: int) -> Lowered:
     return permuted(cx, x, order)
 
 
-@declare("view", aten.t.default, aten.t_copy.default, aten.numpy_T.default, aten.mT.default)
+@declare("view", aten.t.default, aten.numpy_T.default, aten.mT.default)
+@declare("index", aten.t_copy.default)
 def _t(cx: Any, x: Lowered) -> Lowered:
     order = list(range(len(x.size)))
     if cx.target is aten.mT.default:
@@ -110,15 +115,14 @@ def _movedim(cx: Any, x: Lowered, source: Sequence[int], destination: Sequence[i
     return permuted(cx, x, [next(rest) if k < 0 else k for k in order])
 
 
-@declare("view", aten.expand.default, aten.expand_copy.default)
+@declare("view", aten.expand.default)
+@declare("index", aten.expand_copy.default)
 def _expand(cx: Any, x: Lowered, *_: Any, **__: Any) -> Lowered:
     return cx.expanded(x, cx.spec.size)
 
 
-@declare(
-    "view", aten.unsqueeze.default, aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims,
-    aten.unsqueeze_copy.default, aten.squeeze_copy.default, aten.squeeze_copy.dim, aten.squeeze_copy.dims,
-)  # fmt: skip
+@declare("view", aten.unsqueeze.default, aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims)
+@declare("index", aten.unsqueeze_copy.default, aten.squeeze_copy.default, aten.squeeze_copy.dim, aten.squeeze_copy.dims)
 def _squeeze(cx: Any, x: Lowered, *_: Any, **__: Any) -> Lowered:
     size = cx.spec.size
     out = iter(e for e, n in zip(point(size), size, strict=True) if n != 1)
@@ -132,7 +136,8 @@ def selected(cx: Any, x: Lowered, dim: int, at: int) -> Lowered:
     return cx.viewed(x, size, [*out[:dim], integer(at % x.size[dim]), *out[dim:]])
 
 
-@declare("view", aten.select.int, aten.select_copy.int)
+@declare("view", aten.select.int)
+@declare("index", aten.select_copy.int)
 def _select(cx: Any, x: Lowered, dim: int, index: int) -> Lowered:
     return selected(cx, x, dim, index)
 
@@ -156,7 +161,8 @@ def sliced(cx: Any, x: Lowered, dim: int, start: int, end: int, step: int = 1) -
     return cx.viewed(x, size, at)
 
 
-@declare("view", aten.slice.Tensor, aten.slice_copy.Tensor)
+@declare("view", aten.slice.Tensor)
+@declare("index", aten.slice_copy.Tensor)
 def _slice(cx: Any, x: Lowered, dim: int = 0, start: Any = None, end: Any = None, step: int = 1) -> Lowered:
     dim %= len(x.size)
     return sliced(cx, x, dim, *bounds(x.size[dim], start, end), step)
@@ -180,21 +186,20 @@ def pieces(cx: Any, x: Lowered, dim: int) -> tuple[Lowered, ...]:
     return tuple(out)
 
 
-@declare(
-    "view", aten.split.Tensor, aten.split_with_sizes.default, aten.chunk.default, aten.split_copy.Tensor,
-    aten.split_with_sizes_copy.default, aten.unsafe_split.Tensor, aten.unsafe_chunk.default, aten.split.sizes,
-    aten.unsafe_split_with_sizes.default, aten.tensor_split.sections, aten.tensor_split.indices,
-)  # fmt: skip
+@declare("view", aten.split.Tensor, aten.split_with_sizes.default, aten.chunk.default, aten.unsafe_split.Tensor, aten.unsafe_chunk.default, aten.split.sizes, aten.unsafe_split_with_sizes.default, aten.tensor_split.sections, aten.tensor_split.indices)
+@declare("index", aten.split_copy.Tensor, aten.split_with_sizes_copy.default)
 def _split(cx: Any, x: Lowered, _: Any, dim: int = 0) -> tuple[Lowered, ...]:
     return pieces(cx, x, dim)
 
 
-@declare("view", aten.unbind.int, aten.unbind_copy.int)
+@declare("view", aten.unbind.int)
+@declare("index", aten.unbind_copy.int)
 def _unbind(cx: Any, x: Lowered, dim: int = 0) -> tuple[Lowered, ...]:
     return tuple(selected(cx, x, dim, k) for k in range(x.size[dim]))
 
 
-@declare("view", aten.diagonal.default, aten.diagonal_copy.default)
+@declare("view", aten.diagonal.default)
+@declare("index", aten.diagonal_copy.default)
 def _diagonal(cx: Any, x: Lowered, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Lowered:
     rank = len(x.size)
     dim1, dim2 = dim1 % rank, dim2 % rank
@@ -207,7 +212,8 @@ def _diagonal(cx: Any, x: Lowered, offset: int = 0, dim1: int = 0, dim2: int = 1
     return cx.viewed(x, size, at)
 
 
-@declare("view", aten.unfold.default, aten.unfold_copy.default)
+@declare("view", aten.unfold.default)
+@declare("index", aten.unfold_copy.default)
 def _unfold(cx: Any, x: Lowered, dimension: int, size: int, step: int) -> Lowered:
     if not x.size:
         return cx.viewed(x, cx.spec.size, [])
@@ -217,7 +223,8 @@ def _unfold(cx: Any, x: Lowered, dimension: int, size: int, step: int) -> Lowere
     return cx.viewed(x, cx.spec.size, at)
 
 
-@declare("view", aten.as_strided.default, aten.as_strided_copy.default)
+@declare("view", aten.as_strided.default)
+@declare("index", aten.as_strided_copy.default)
 def _as_strided(cx: Any, x: Lowered, size: Any, stride: Any, storage_offset: int | None = None) -> Lowered:
     """Only over a buffer that is laid out as eager's storage: the operand must lie in it exactly as it does there."""
     source = cx.operand_spec
@@ -273,7 +280,7 @@ def _repeat(cx: Any, x: Lowered, _: Any) -> Lowered:
 CAT_LIMIT = 12  # parts of a concatenation that are chosen from inside one loop
 
 
-@declare("index", aten.cat.default, aten.concat.default)
+@declare("index", aten.cat.default)
 def _cat(cx: Any, tensors: Sequence[Lowered], dim: int = 0) -> Lowered:
     size, dtype = cx.spec.size, cx.spec.dtype
     parts = [t for t in tensors if t.size != (0,) or len(size) == 1]
@@ -291,13 +298,14 @@ def joined(cx: Any, parts: Sequence[Lowered], size: tuple[int, ...], dim: int) -
     for t in parts:
         total += t.size[dim]
         ends.append(total)
-    body = None
+    if len(parts) == 1:
+        return parts[0]
+    body = s.literal(0, compute(parts[0].dtype))
     for t, end in zip(reversed(parts), reversed(ends), strict=True):
-        t = cx.kept(t) if len(parts) > 1 else t
+        t = cx.kept(t)
         at = list(point(size))
         at[dim] = add(i, t.size[dim] - end) if t.size[dim] != 1 else integer(0)
-        piece = cx.viewed(t, size, at) if t.size != size else t
-        body = piece.body if body is None else masked(in_range(i, 0, end), piece.body, body)
+        body = masked(in_range(i, end - t.size[dim], end), cx.viewed(t, size, at).body, body)
     return Lowered(size, parts[0].dtype, body, tuple(dict.fromkeys(o for t in parts for o in t.origins)))
 
 
@@ -344,6 +352,41 @@ def _reflection_pad(cx: Any, x: Lowered, padding: Sequence[int]) -> Lowered:
 @declare("index", aten.replication_pad1d.default, aten.replication_pad2d.default, aten.replication_pad3d.default)
 def _replication_pad(cx: Any, x: Lowered, padding: Sequence[int]) -> Lowered:
     return _padded(cx, x, padding, lambda i, n: s.minimum(s.maximum(i, 0), n - 1))
+
+
+@declare("index", aten.diag_embed.default)
+def _diag_embed(cx: Any, x: Lowered, offset: int = 0, dim1: int = -2, dim2: int = -1) -> Lowered:
+    size = cx.spec.size
+    out = point(size)
+    dim1, dim2 = dim1 % len(size), dim2 % len(size)
+    along = add(out[dim1], min(offset, 0)) if x.size[-1] != 1 else integer(0)
+    at = [e for k, e in enumerate(out) if k not in (dim1, dim2)] + [along]
+    x = cx.kept(x)
+    rows = affine(-offset, ((out[dim1], -1), (out[dim2], 1)))
+    body = masked(in_range(rows, 0, 1), cx.viewed(x, size, at).body, s.literal(0, x.body.dtype))
+    if size[dim1] > x.size[-1]:  # the diagonal does not reach the first or the last rows
+        start = max(-offset, 0)
+        inside = in_range(out[dim1], start, start + x.size[-1])
+        body = masked(inside, body, s.literal(0, x.body.dtype))
+    return Lowered(size, x.dtype, body, x.origins)
+
+
+@declare("index", aten.rot90.default)
+def _rot90(cx: Any, x: Lowered, k: int = 1, dims: Sequence[int] = (0, 1)) -> Lowered:
+    a, b = (d % len(x.size) for d in dims)
+    k %= 4
+    if k == 2:
+        return _flip(cx, x, (a, b))
+    if k == 0:
+        return x
+    order = list(range(len(x.size)))
+    order[a], order[b] = b, a
+    return permuted(cx, _flip(cx, x, (b,)), order) if k == 1 else _flip(cx, permuted(cx, x, order), (b,))
+
+
+@declare("index", aten.narrow_copy.default)
+def _narrow_copy(cx: Any, x: Lowered, dim: int, start: int, length: int) -> Lowered:
+    return _narrow(cx, x, dim, start, length)
 
 
 # ---- scatter inverses of views ---------------------------------------------------------------------------------------
