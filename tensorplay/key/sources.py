@@ -99,3 +99,43 @@ class Item(Source):
 
     def __str__(self) -> str:
         return f"{self.owner}[{self.key!r}]"
+
+
+@dataclass(frozen=True)
+class Size(Source):
+    """The number of elements of a container."""
+
+    owner: Source
+
+    def get(self, args: tuple, kwargs: dict) -> Any:
+        return len(self.owner.get(args, kwargs))
+
+    def __str__(self) -> str:
+        return f"len({self.owner})"
+
+
+@dataclass(frozen=True)
+class TypeOf(Source):
+    """The class of an object."""
+
+    owner: Source
+
+    def get(self, args: tuple, kwargs: dict) -> Any:
+        return type(self.owner.get(args, kwargs))
+
+    def __str__(self) -> str:
+        return f"type({self.owner})"
+
+
+@dataclass(frozen=True)
+class Method(Source):
+    """What a method without arguments returns."""
+
+    owner: Source
+    name: str
+
+    def get(self, args: tuple, kwargs: dict) -> Any:
+        return getattr(self.owner.get(args, kwargs), self.name)()
+
+    def __str__(self) -> str:
+        return f"{self.owner}.{self.name}()"

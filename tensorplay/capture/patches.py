@@ -1,0 +1,149 @@
+"""What capture changes in the process while it runs, all of it undone afterwards.
+
+In: callbacks of the running capture.  Out: a context in which library code behaves as if no mode were active, custom
+autograd functions stay whole, and effects that no operator shows are refused.
+Always: every replacement passes through on other threads, and everything is put back in `finally`.
+"""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import threading
+import types
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+_ORIGINAL_HAS_TORCH_FUNCTION = torch.overrides.has_torch_function
+_DISABLED = torch._C._disabled_torch_function_impl
+
+# effects without an operator: owner, name, what the error says
+REFUSED: tuple[tuple[Any, str, str], ...] = (
+    (builtins, "print", "prints"),
+    (builtins, "input", "reads the terminal"),
+    (torch, "manual_seed", "seeds the generator"),
+    (torch, "seed", "seeds the generator"),
+    (torch, "get_rng_state", "reads the generator's state"),
+    (torch, "set_rng_state", "sets the generator's state"),
+    (torch.random, "manual_seed", "seeds the generator"),
+    (torch.random, "seed", "seeds the generator"),
+    (torch.random, "get_rng_state", "reads the generator's state"),
+    (torch.random, "set_rng_state", "sets the generator's state"),
+)
+
+
+def overrides_torch_function(args: Any) -> bool:
+    """torch.overrides.has_torch_function as it answers while no mode is active."""
+    for a in args:
+        kind = type(a)
+        if kind is not torch.Tensor and kind is not torch.nn.Parameter:
+            override = getattr(kind, "__torch_function__", None)
+            if override is not None and override is not _DISABLED:
+                return True
+    return False
+
+
+class Apply:
+    """A custom autograd function as a node target: calling it applies the class."""
+
+    def __init__(self, cls: type) -> None:
+        self.cls = cls
+        self.__name__ = self.__qualname__ = f"apply_{cls.__name__}"
+        self.__module__ = cls.__module__
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.cls.apply(*args, **kwargs)  # type: ignore[attr-defined]
+
+
+_ON_APPLY: list[Callable[[type, tuple, dict], Any]] = []  # the callback of the running capture
+_OWNER: list[int] = []  # the thread of the running capture
+
+
+def _announce(cls: type, args: tuple, kwargs: dict) -> Any:
+    if _ON_APPLY and _OWNER[-1] == threading.get_ident():
+        return _ON_APPLY[-1](cls, args, kwargs)
+    return apply_function(cls, args, kwargs)
+
+
+class _Template:
+    @classmethod
+    def apply(cls, *args: Any, **kwargs: Any) -> Any:
+        _ = __class__  # type: ignore[name-defined]  # noqa: F821  (the same free variable as in the function it stands in for)
+        from tensorplay.capture.patches import _announce
+
+        return _announce(cls, args, kwargs)
+
+
+_APPLY = getattr(torch.autograd.Function.__dict__.get("apply"), "__func__", None)
+if isinstance(_APPLY, types.FunctionType):
+    _APPLY_CODE = _APPLY.__code__
+    _APPLY_COPY = types.FunctionType(_APPLY_CODE, _APPLY.__globals__, "apply", _APPLY.__defaults__, _APPLY.__closure__)
+else:
+    _APPLY = None
+
+
+def apply_function(cls: type, args: tuple, kwargs: dict) -> Any:
+    """Function.apply as torch defines it."""
+    return _APPLY_COPY(cls, *args, **kwargs)
+
+
+@contextlib.contextmanager
+def patched(on_apply: Callable[[type, tuple, dict], Any], refuse: Callable[[str], None]) -> Iterator[None]:
+    """`on_apply` runs in place of Function.apply; `refuse` is called with the reason, and raises."""
+    owner = threading.get_ident()
+    saved: list[tuple[Any, str, Any]] = []
+
+    def replace(where: Any, name: str, new: Any) -> None:
+        saved.append((where, name, getattr(where, name)))
+        setattr(where, name, new)
+
+    def refused(original: Any, reason: str) -> Any:
+        def stand_in(*args: Any, **kwargs: Any) -> Any:
+            if threading.get_ident() == owner:
+                refuse(f"{original.__name__}() {reason}")
+            return original(*args, **kwargs)
+
+        return stand_in
+
+    def has_torch_function(relevant_args: Any) -> bool:
+        if threading.get_ident() == owner:
+            return overrides_torch_function(relevant_args)
+        return _ORIGINAL_HAS_TORCH_FUNCTION(relevant_args)
+
+    _ON_APPLY.append(on_apply)
+    _OWNER.append(owner)
+    try:
+        replace(torch.overrides, "has_torch_function", has_torch_function)
+        for where, name, reason in REFUSED:
+            replace(where, name, refused(getattr(where, name), reason))
+        if _APPLY is not None:
+            _APPLY.__code__ = _Template.__dict__["apply"].__func__.__code__
+        yield
+    finally:
+        if _APPLY is not None:
+            _APPLY.__code__ = _APPLY_CODE
+        for where, name, original in reversed(saved):
+            setattr(where, name, original)
+        _ON_APPLY.pop()
+        _OWNER.pop()
+
+
+_CHECKS = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
+
+
+@contextlib.contextmanager
+def opened(function: types.FunctionType) -> Iterator[None]:
+    """Lets the body of a library function run under the mode: its own question for overrides is answered with no."""
+    namespace, owner = function.__globals__, threading.get_ident()
+    saved = {name: namespace[name] for name in _CHECKS if name in namespace}
+
+    def answer(original: Any) -> Any:
+        return lambda *args: False if threading.get_ident() == owner else original(*args)
+
+    namespace.update({name: answer(original) for name, original in saved.items()})
+    try:
+        yield
+    finally:
+        namespace.update(saved)

@@ -1,0 +1,302 @@
+"""How the caller's result is made from the flat outputs of the graph.
+
+In: the result of the captured call.  Out: a recipe, and the nodes whose values it needs.
+Always: tensors of the arguments come back as themselves; objects that existed before the call come back by identity,
+read from where the function would read them; objects that the call made are made anew at every call, with shared
+parts shared; the recipe holds no tensor.
+"""
+
+from __future__ import annotations
+
+import collections
+import enum
+import gc
+import types
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy
+import torch
+
+from ..key.sources import Source
+from .reach import SCALARS
+
+_IMMUTABLE = (
+    type, types.FunctionType, types.BuiltinFunctionType, types.ModuleType, enum.Enum, numpy.generic, range,
+    types.EllipsisType, types.NotImplementedType, torch.Generator,
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Out:
+    """The k-th output of the graph."""
+
+    k: int
+
+
+@dataclass(frozen=True)
+class Old:
+    """Something that existed before the call."""
+
+    source: Source
+
+
+@dataclass(frozen=True, eq=False)
+class Constant:
+    """The same value at every call."""
+
+    value: Any
+
+
+@dataclass(frozen=True)
+class Make:
+    """An object to be made anew: its class, its elements and its attributes, as numbers of other steps."""
+
+    cls: type
+    kind: str  # tuple, list, dict, set, deque, object: what holds the elements
+    keys: tuple[int, ...] = ()
+    items: tuple[int, ...] = ()
+    attributes: tuple[tuple[str, int], ...] = ()
+    extra: Any = None  # default_factory of a defaultdict, maxlen of a deque
+
+
+@dataclass(frozen=True)
+class Rebuild:
+    """The steps in an order in which tuples follow their elements; the result is the step `root`."""
+
+    steps: tuple[Any, ...]
+    order: tuple[int, ...]
+    root: int
+
+    def __call__(self, outputs: Sequence[Any], args: tuple, kwargs: dict) -> Any:
+        made: list[Any] = [None] * len(self.steps)
+        later = []
+        for k in self.order:
+            step = self.steps[k]
+            kind = type(step)
+            if kind is Out:
+                made[k] = outputs[step.k]
+            elif kind is Constant:
+                made[k] = step.value.copy() if isinstance(step.value, numpy.ndarray) else step.value
+            elif kind is Old:
+                made[k] = step.source.get(args, kwargs)
+            elif step.kind == "tuple":
+                made[k] = _make_tuple(step, [made[i] for i in step.items])
+                if step.attributes:
+                    later.append(k)
+            else:
+                made[k] = _make_empty(step)
+                later.append(k)
+        for k in later:
+            _fill(made[k], self.steps[k], made)
+        return made[self.root]
+
+
+def _make_tuple(step: Make, items: list[Any]) -> Any:
+    if step.cls is tuple:
+        return tuple(items)
+    if hasattr(step.cls, "_make"):
+        return step.cls._make(items)
+    if issubclass(step.cls, frozenset):
+        return step.cls(items)
+    try:  # a structure sequence such as torch.return_types.max
+        return step.cls(items)
+    except TypeError:
+        return tuple.__new__(step.cls, items)
+
+
+def _make_empty(step: Make) -> Any:
+    if step.kind == "list" and step.cls is list:
+        return []
+    if step.kind == "dict" and step.cls is dict:
+        return {}
+    if issubclass(step.cls, collections.defaultdict):
+        made = collections.defaultdict.__new__(step.cls)
+        made.default_factory = step.extra
+        return made
+    if step.kind == "deque":
+        return collections.deque((), step.extra) if step.cls is collections.deque else step.cls((), step.extra)
+    return step.cls.__new__(step.cls)
+
+
+def _fill(target: Any, step: Make, made: list[Any]) -> None:
+    items = [made[k] for k in step.items]
+    if step.kind == "list":
+        list.extend(target, items)
+    elif step.kind == "set":
+        set.update(target, items)
+    elif step.kind == "deque":
+        target.extend(items)
+    elif step.kind == "dict":
+        put = collections.OrderedDict.__setitem__ if isinstance(target, collections.OrderedDict) else dict.__setitem__
+        for key, item in zip(step.keys, items):
+            put(target, made[key], item)
+    for name, k in step.attributes:
+        held = getattr(target, "__dict__", None)
+        if held is not None and name not in _slots(step.cls):
+            held[name] = made[k]
+        else:
+            object.__setattr__(target, name, made[k])
+
+
+class Newborn:
+    """Knows which objects were made while it was open."""
+
+    def __enter__(self) -> Newborn:
+        self.frozen = gc.get_freeze_count() == 0
+        self.ids: set[int] | None = None
+        if self.frozen:
+            gc.freeze()
+        else:
+            self.before = {id(o) for o in gc.get_objects()}
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self.frozen:
+            gc.unfreeze()
+
+    def __contains__(self, value: Any) -> bool:
+        if not gc.is_tracked(value):
+            return True  # holds no object that could tell; a container of plain values, or an object without any
+        if self.ids is None:
+            now = {id(o) for o in gc.get_objects()}
+            self.ids = now if self.frozen else now - self.before
+        return id(value) in self.ids
+
+
+def plan(result: Any, recorder: Any, newborn: Newborn) -> tuple[Rebuild, list[Any]]:
+    """The recipe for `result` and the output nodes that it reads."""
+    builder = _Builder(recorder, newborn)
+    root = builder.add(result)
+    return Rebuild(tuple(builder.steps), tuple(builder.order()), root), builder.outputs
+
+
+def _slots(cls: type) -> list[str]:
+    return [
+        name
+        for base in cls.__mro__
+        for name, member in base.__dict__.items()
+        if isinstance(member, types.MemberDescriptorType) and isinstance(base, type) and base.__flags__ & (1 << 9)
+    ]
+
+
+class _Builder:
+    """Walks a result once; steps are numbered as they are met, and filled in when their parts are."""
+
+    def __init__(self, recorder: Any, newborn: Newborn) -> None:
+        self.recorder, self.newborn = recorder, newborn
+        self.steps: list[Any] = []
+        self.outputs: list[Any] = []
+        self._seen: dict[int, int] = {}
+        self._keep: list[Any] = []
+        self._pending: list[tuple[int, Any]] = []
+
+    def add(self, value: Any) -> int:
+        root = self._number(value)
+        while self._pending:
+            k, item = self._pending.pop()
+            self.steps[k] = self._make(item)
+        return root
+
+    def order(self) -> list[int]:
+        """Tuples after their elements; everything else may come in any order."""
+        done: set[int] = set()
+        found: list[int] = []
+        for start in range(len(self.steps)):
+            stack = [(start, False)]
+            while stack:
+                k, ready = stack.pop()
+                if ready:
+                    found.append(k)
+                elif k not in done:
+                    done.add(k)
+                    stack.append((k, True))
+                    step = self.steps[k]
+                    if type(step) is Make and step.kind == "tuple":
+                        stack.extend((i, False) for i in step.items)
+        return found
+
+    def _number(self, value: Any) -> int:
+        found = self._seen.get(id(value))
+        if found is not None:
+            return found
+        k = len(self.steps)
+        self._seen[id(value)] = k
+        self._keep.append(value)
+        self.steps.append(None)
+        if isinstance(value, torch.Tensor):
+            self.steps[k] = self._tensor(value)
+        elif type(value) in SCALARS:
+            self.steps[k] = Constant(value)
+        elif isinstance(value, types.FunctionType) and value in self.newborn:
+            self.recorder.refuse(f"returns a function made during the call, {value.__qualname__}")
+        elif isinstance(value, types.MethodType):
+            self.recorder.refuse(f"returns the bound method {value.__qualname__}")
+        elif isinstance(value, _IMMUTABLE):
+            self.steps[k] = Constant(value)
+        elif isinstance(value, numpy.ndarray):
+            self.steps[k] = Constant(value.copy())
+        else:
+            source = self.recorder.reach.source_of(value)
+            if source is not None:
+                self.steps[k] = Old(source)
+            elif value in self.newborn:
+                self._pending.append((k, value))
+            else:
+                self.steps[k] = Constant(value)
+        return k
+
+    def _tensor(self, value: torch.Tensor) -> Any:
+        node = self.recorder.node_of(value)
+        if type(value) not in (torch.Tensor, torch.nn.Parameter) or (value.__dict__ and value in self.newborn):
+            self.recorder.refuse(f"returns a tensor with attributes of its own, or of type {type(value).__name__}")
+        source = self.recorder.source_of_input(value)
+        if node not in self.outputs:
+            self.outputs.append(node)
+        if source is not None:
+            return Old(source)
+        return Out(self.outputs.index(node))
+
+    def _attributes(self, value: Any) -> tuple[tuple[str, int], ...]:
+        found = [(name, self._number(item)) for name, item in (getattr(value, "__dict__", None) or {}).items()]
+        for name in _slots(type(value)):
+            if name not in ("__dict__", "__weakref__") and hasattr(value, name):
+                found.append((name, self._number(getattr(value, name))))
+        return tuple(found)
+
+    def _make(self, value: Any) -> Make:
+        cls, number = type(value), self._number
+        if cls.__module__ == "builtins" and cls not in (tuple, list, dict, set, frozenset):
+            self.recorder.refuse(f"returns a {cls.__name__} made during the call")
+        extra = None
+        if isinstance(value, dict):
+            keys, items = tuple(number(k) for k in value), tuple(number(v) for v in dict.values(value))
+            if isinstance(value, collections.defaultdict):
+                extra = value.default_factory
+            return Make(cls, "dict", keys, items, self._attributes(value), extra)
+        if isinstance(value, (tuple, frozenset)):
+            attributes = () if cls in (tuple, frozenset) or hasattr(value, "n_fields") else self._attributes(value)
+            return Make(cls, "tuple", (), tuple(number(v) for v in value), attributes)
+        if isinstance(value, list):
+            return Make(cls, "list", (), tuple(number(v) for v in list.__iter__(value)), self._attributes(value))
+        if isinstance(value, set):
+            return Make(cls, "set", (), tuple(number(v) for v in value), self._attributes(value))
+        if isinstance(value, collections.deque):
+            return Make(cls, "deque", (), tuple(number(v) for v in value), (), value.maxlen)
+        if not (cls.__flags__ & (1 << 9)) or cls.__new__ is not object.__new__ and not _plain_new(cls):
+            self.recorder.refuse(f"returns a {cls.__module__}.{cls.__qualname__} made during the call")
+        return Make(cls, "object", (), (), self._attributes(value))
+
+
+def _plain_new(cls: type) -> bool:
+    """Whether `cls.__new__(cls)` works: its classes are Python classes over `object`."""
+    return all(base is object or base.__flags__ & (1 << 9) for base in cls.__mro__) and _try_new(cls)
+
+
+def _try_new(cls: type) -> bool:
+    try:
+        cls.__new__(cls)
+    except Exception:
+        return False
+    return True

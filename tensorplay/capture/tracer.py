@@ -1,0 +1,194 @@
+"""Capture: one execution of a function as a graph (section 3).
+
+In: a function, method, callable or module, and the arguments of one call.  Out: `Captured`.
+Always: the function runs on the caller's own tensors, which are never written: before the first write to one of
+their storages the run is abandoned and starts again with that storage copied, and so for everything else that is
+learned while running. Generators, Python objects, modes and patches are as before when `capture` returns or raises.
+An exception of the function itself comes out unchanged.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+import threading
+import types
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import fx
+
+from ..errors import GraphCaptureError
+from . import ambient
+from .captured import Captured
+from .effects import Snapshot
+from .gates import Random, replay_graph
+from .isolate import isolate
+from .patches import patched
+from .reach import Reach
+from .rebuild import Newborn, plan
+from .recorder import Learned, Recorder, Refused, Restart
+from .state import state
+
+_LOCK = threading.RLock()
+_RUNNING: list[int] = []  # threads that capture, innermost last
+_RESTARTS = 200
+
+
+def capturing() -> bool:
+    """Whether this thread is inside a capture: a compiled function called there runs as plain Python."""
+    return bool(_RUNNING) and _RUNNING[-1] == threading.get_ident()
+
+
+def capture(fn: Any, args: tuple, kwargs: dict) -> Captured:
+    """Runs `fn(*args, **kwargs)` once and records it."""
+    with _LOCK:
+        _RUNNING.append(threading.get_ident())
+        try:
+            return _capture(fn, args, kwargs)
+        finally:
+            _RUNNING.pop()
+
+
+def _capture(fn: Any, args: tuple, kwargs: dict) -> Captured:
+    learned = Learned()
+    settled = False  # whether Python effects of a first run, such as filling a cache, were left in place
+    for _ in range(_RESTARTS):
+        try:
+            with _generators_kept():
+                reach = Reach(fn, args, kwargs)
+                return _once(fn, args, kwargs, reach, learned, settled)
+        except Restart:
+            continue
+        except _Settle:
+            settled = True
+        except Refused as refused:
+            raise GraphCaptureError(str(refused)) from refused.__cause__
+        except OverflowError as error:
+            if "reaches more than" not in str(error):
+                raise
+            raise GraphCaptureError(str(error)) from None
+    raise GraphCaptureError("capture did not settle: the function takes another path on each run")
+
+
+class _Settle(BaseException):
+    """The run changed Python objects; a second run tells whether it does so every time."""
+
+
+def _once(fn: Any, args: tuple, kwargs: dict, reach: Reach, learned: Learned, settled: bool) -> Captured:
+    before = ambient.ambient()
+    snapshot = Snapshot(reach)
+    recorder = Recorder(fn, args, kwargs, reach, learned)
+    ran: dict[types.CodeType, dict] = {}
+    keep_effects = False
+    try:
+        with Newborn() as newborn:
+            with ExitStack() as stack:
+                profiled = stack.enter_context(_profiled(ran))
+                stack.enter_context(patched(recorder.on_apply, recorder.refuse))
+                stack.enter_context(recorder.watch)
+                stack.enter_context(recorder)
+                try:
+                    result = fn(*args, **kwargs)
+                except (Restart, Refused):
+                    raise
+                except BaseException as error:
+                    if recorder.pending is not None:  # the function caught and replaced what stopped it
+                        raise recorder.pending from error
+                    raise
+                if recorder.pending is not None:
+                    raise recorder.pending
+            rebuild, outputs = plan(result, recorder, newborn)
+            recorder.finish(outputs, before)
+            del result
+        changes = snapshot.differences()
+        if changes:
+            if settled:
+                recorder.refuse_at(f"changes Python objects that existed before the call: {'; '.join(changes[:3])}", fn)
+            keep_effects = True
+            raise _Settle
+        for code, namespace in ran.items():
+            reach.add_code(code, namespace)
+        return _assemble(recorder, reach, rebuild, state(reach, set(ran) if profiled else None))
+    finally:
+        if not keep_effects:
+            snapshot.restore()
+        ambient.restore(before)
+        recorder.close()
+
+
+def _assemble(recorder: Recorder, reach: Reach, rebuild: Any, rows: tuple) -> Captured:
+    graph, root = recorder.graph, recorder.root
+    gates, replay = (), None
+    if recorder.gates:  # before anything is removed from the graph (corollary 3.1)
+        try:
+            replay, gates = replay_graph(graph, root, recorder.gates, recorder.traits)
+        except Random as error:
+            raise Refused(f"{error.line}: a branch depends on random numbers") from None
+    for node in reversed(list(graph.nodes)):
+        if node in recorder.python_valued and not node.users:
+            graph.erase_node(node)
+    samples = list(recorder.samples)
+    written = [k for k, key in enumerate(recorder.sample_keys) if key in recorder.learned.isolated]
+    for k, copy in zip(written, isolate([samples[k] for k in written])):
+        samples[k] = copy
+    graph.lint()
+    return Captured(
+        fx.GraphModule(root, graph, "Captured"),
+        tuple(recorder.inputs),
+        tuple(samples),
+        rebuild,
+        (*rows, *recorder.rows),
+        gates,
+        replay,
+        tuple(written),
+        any(trait.random for trait in recorder.traits.values()),
+    )
+
+
+@contextmanager
+def _profiled(ran: dict[types.CodeType, dict]) -> Iterator[bool]:
+    """Collects the code that runs, unless a profiler is at work already; yields whether it could."""
+    if sys.getprofile() is not None:
+        yield False
+        return
+
+    def on_event(frame: types.FrameType, event: str, argument: Any) -> None:
+        if event == "call":
+            ran.setdefault(frame.f_code, frame.f_globals)
+
+    sys.setprofile(on_event)
+    try:
+        yield True
+    finally:
+        sys.setprofile(None)
+
+
+@contextmanager
+def _generators_kept() -> Iterator[None]:
+    """Puts every generator back; Python's and numpy's must not have been used at all."""
+    ours = torch.random.default_generator.get_state()
+    devices = torch.cuda.get_rng_state_all() if torch.cuda.is_available() and torch.cuda.is_initialized() else []
+    python = random.getstate()
+    numpy = sys.modules.get("numpy.random")
+    numbers = numpy.get_state(legacy=False) if numpy is not None else None
+    try:
+        yield
+        if random.getstate() != python:
+            raise Refused("the function draws from Python's random module")
+        if numpy is not None and not _same_state(numpy.get_state(legacy=False), numbers):
+            raise Refused("the function draws from numpy's random module")
+    finally:
+        torch.random.default_generator.set_state(ours)
+        if devices:
+            torch.cuda.set_rng_state_all(devices)
+        random.setstate(python)
+        if numpy is not None:
+            numpy.set_state(numbers)
+
+
+def _same_state(a: Any, b: Any) -> bool:
+    return a["state"]["pos"] == b["state"]["pos"] and (a["state"]["key"] == b["state"]["key"]).all()
+
