@@ -5,13 +5,11 @@
  *
  *   launch(entry, table, threads, slots, *tensors) -> int
  *       table[slots[i]] = tensors[i].data_ptr(), then entry(table, threads) with the interpreter's lock released.
- *   same(objects, versions, *values) -> bool
- *       values[i] is objects[i] and, where versions[i] is not None, values[i]._version == versions[i].
  */
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
-static PyObject *s_data_ptr, *s_version;
+static PyObject *s_data_ptr;
 
 typedef int (*Entry)(void *const *, int);
 
@@ -45,31 +43,8 @@ static PyObject *launch(PyObject *self, PyObject *const *args, Py_ssize_t n) {
   return PyLong_FromLong(code);
 }
 
-static PyObject *same(PyObject *self, PyObject *const *args, Py_ssize_t n) {
-  (void)self;
-  if (n < 2 || !PyTuple_Check(args[0]) || !PyTuple_Check(args[1]) ||
-      PyTuple_GET_SIZE(args[0]) != PyTuple_GET_SIZE(args[1])) {
-    PyErr_SetString(PyExc_TypeError, "same(objects, versions, *values), two tuples of one length");
-    return NULL;
-  }
-  if (PyTuple_GET_SIZE(args[0]) != n - 2) Py_RETURN_FALSE;
-  for (Py_ssize_t i = 2; i < n; i++) {
-    if (PyTuple_GET_ITEM(args[0], i - 2) != args[i]) Py_RETURN_FALSE;
-    PyObject *expected = PyTuple_GET_ITEM(args[1], i - 2);
-    if (expected == Py_None) continue;
-    PyObject *version = PyObject_GetAttr(args[i], s_version);
-    if (!version) return NULL;
-    int equal = PyObject_RichCompareBool(version, expected, Py_EQ);
-    Py_DECREF(version);
-    if (equal < 0) return NULL;
-    if (!equal) Py_RETURN_FALSE;
-  }
-  Py_RETURN_TRUE;
-}
-
 static PyMethodDef methods[] = {
     {"launch", (PyCFunction)(void (*)(void))launch, METH_FASTCALL, "launch(entry, table, threads, slots, *tensors)"},
-    {"same", (PyCFunction)(void (*)(void))same, METH_FASTCALL, "same(objects, versions, *values)"},
     {NULL, NULL, 0, NULL}};
 
 static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "_native", "Launching compiled segments.", -1, methods,
@@ -77,7 +52,6 @@ static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "_native", "Launching
 
 PyMODINIT_FUNC PyInit__native(void) {
   s_data_ptr = PyUnicode_InternFromString("data_ptr");
-  s_version = PyUnicode_InternFromString("_version");
-  if (!s_data_ptr || !s_version) return NULL;
+  if (!s_data_ptr) return NULL;
   return PyModule_Create(&module);
 }

@@ -2,6 +2,7 @@
 
 import gc
 import operator
+import os
 import threading
 import weakref
 
@@ -10,6 +11,7 @@ import torch
 from torch import fx
 
 from tensorplay import record
+from tensorplay.errors import UnsupportedError
 from tensorplay.stax.artifacts.build import build
 from tensorplay.stax.codegen.target import Check, Source, Target
 from tensorplay.stax.expr import add, const, load, make, mul, var
@@ -323,3 +325,50 @@ def test_arguments_and_results_die_by_reference_count():
         gc.enable()
     gc.collect()
     assert artifact_ref() is None
+
+
+def test_a_failing_library_call_raises_its_own_error_and_harms_nothing():
+    node = double("x", "buf0", 4, 4)
+    factor = Extern(
+        (buffer("buf1", 4, 4),), aten.linalg_cholesky.default, (Ref("buf0", (4, 4), (4, 1)),), library=False
+    )
+    loops = Loops((buffer("x", 4, 4),), (node, factor), (Ref("buf1", (4, 4), (4, 1)),))
+    memory = Memory(arena={"buf0": 0}, arena_bytes=64, owned=("buf1",))
+    p = program(lambda x: (x,), Plan(loops, (kernel("k", node), factor), memory), [scale("segment_0", 0, 1, 16)])
+    good = torch.eye(4)
+    for _ in range(2):
+        with pytest.raises(torch.linalg.LinAlgError):
+            p(-good)
+        assert torch.equal(p(good)[0], torch.linalg.cholesky(good * 2))
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
+def test_a_forked_child_runs_serially():
+    p, (reader, writer) = one_kernel(lambda x: (x * 2,)), os.pipe()
+    assert launch.threads() == torch.get_num_threads()
+    child = os.fork()
+    if child == 0:
+        os.write(writer, bytes((launch.threads(), torch.equal(p(X)[0], X * 2))))
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert os.read(reader, 2) == bytes((1, 1))
+
+
+def test_a_buffer_without_a_place_is_refused():
+    node = double("x", "buf0", 4, 8)
+    plan = Plan(Loops((buffer("x", 4, 8),), (node,), (Ref("buf0", (4, 8), (8, 1)),)), (kernel("k", node),), Memory())
+    with pytest.raises(UnsupportedError, match="buf0"):
+        program(lambda x: (x * 2,), plan, [scale("segment_0", 0, 1, 32)])
+
+
+def test_many_library_calls_run_in_order_and_free_their_results():
+    """A chain of library results: at most two of them are alive at a time."""
+    nodes = []
+    for k in range(40):
+        source = Ref("x" if k == 0 else f"buf{k - 1}", (256, 256), (256, 1))
+        nodes.append(Extern((buffer(f"buf{k}", 256, 256),), aten.neg.default, (source,)))
+    loops = Loops((buffer("x", 256, 256),), tuple(nodes), (Ref("buf39", (256, 256), (256, 1)),))
+    p = program(lambda x: (x,), Plan(loops, loops.nodes, Memory(owned=tuple(n.name for n in nodes))), [])
+    x = torch.randn(256, 256)
+    assert torch.equal(p(x)[0], x)
+    assert p.host.count("\n            del buf") == 39
