@@ -16,6 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .mutate import random
+
 aten = torch.ops.aten
 Rule = Callable[..., Any]
 OWN: dict[torch._ops.OpOverload, Rule] = {}
@@ -101,12 +103,15 @@ def _has_row() -> Callable[[torch._ops.OpOverload], bool]:
 
 @functools.cache
 def rule(op: torch._ops.OpOverload) -> Rule | None:
-    if has_row(op) or torch.Tag.nondeterministic_seeded in op.tags:
+    if has_row(op) or random(op):
         return None
     if op in OWN:
         return OWN[op]
-    if op.has_kernel_for_dispatch_key(torch.DispatchKey.CompositeImplicitAutograd):
-        return op.decompose
-    if str(op) in TORCH:
-        return torch._decomp.decomposition_table.get(op)
-    return None
+    if torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), "CompositeImplicitAutograd"):
+        return functools.partial(op._op_dk, torch.DispatchKey.CompositeImplicitAutograd)
+    return torch._decomp.decomposition_table.get(op) if from_torch(op) else None
+
+
+def from_torch(op: torch._ops.OpOverload) -> bool:
+    """Whether the rule is one of torch's, which need not keep strides or dtypes."""
+    return str(op) in TORCH

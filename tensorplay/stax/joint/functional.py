@@ -49,18 +49,18 @@ class Alias:
 
 @dataclass
 class _Pass:
-    graph: fx.Graph = field(default_factory=fx.Graph)
+    graph: fx.Graph
+    at: fx.Node  # the node that is being rewritten; new ones go before it
     alias: dict[fx.Node, Alias] = field(default_factory=dict)
-    whole: dict[fx.Node, fx.Node] = field(default_factory=dict)  # nodes with several results
-    line: str = ""
 
-    # -- nodes of the new graph
+    # -- new nodes
 
-    def emit(self, target: Any, args: tuple[Any, ...], spec: Spec | None = None) -> fx.Node:
-        node = self.graph.create_node("call_function", target, args, {}, target._schema.name.split("::")[1])
-        node.meta["spec"] = views.spec(target, args) if spec is None else spec
-        node.meta["line"] = self.line
-        node.meta["ordered"] = False
+    def emit(self, target: Any, args: tuple[Any, ...], spec: Spec | None = None, **kwargs: Any) -> fx.Node:
+        with self.graph.inserting_before(self.at):
+            node = self.graph.create_node("call_function", target, args, kwargs, target._schema.name.split("::")[1])
+        node.meta.update(
+            spec=views.spec(target, args) if spec is None else spec, line=self.at.meta.get("line", ""), ordered=False
+        )
         return node
 
     def copied(self, value: fx.Node, layout: Spec) -> fx.Node:
@@ -71,10 +71,7 @@ class _Pass:
             value = self.emit(aten.permute.default, (value, order))
         source = value.meta["spec"]
         spec = Spec(source.size, _contiguous(source.size), source.dtype, source.device)
-        value = self.graph.create_node(
-            "call_function", aten.clone.default, (value,), {"memory_format": torch.contiguous_format}, "clone"
-        )
-        value.meta.update(spec=spec, line=self.line, ordered=False)
+        value = self.emit(aten.clone.default, (value,), spec, memory_format=torch.contiguous_format)
         if not flat:
             back = [order.index(d) for d in range(len(order))]
             value = self.emit(aten.permute.default, (value, back))
@@ -84,7 +81,7 @@ class _Pass:
 
     def read(self, node: fx.Node) -> fx.Node:
         """The value that `node` has at this point of the program."""
-        return self.whole[node] if node in self.whole else self.now(self.alias[node])
+        return self.now(self.alias[node]) if node in self.alias else node  # else it has several results
 
     def now(self, alias: Alias) -> fx.Node:
         stale: list[Alias] = []
@@ -145,42 +142,48 @@ class _Pass:
 
     # -- the walk
 
-    def bind(self, old: fx.Node, new: fx.Node) -> None:
-        """`new` is what `old`, which views nothing, computes."""
-        spec = new.meta["spec"]
-        if isinstance(spec, Spec):
-            self.alias[old] = Alias(Root(new, new), None, None, spec)
-        else:
-            self.whole[old] = new
-
-    def step(self, old: fx.Node) -> None:
-        self.line = old.meta.get("line", "")
-        if old.target is WRITE:
-            target, value = old.args
+    def step(self, node: fx.Node) -> None:
+        self.at = node
+        if node.target is WRITE:
+            target, value = node.args
             source = self.alias[value].root.first
             into_input = self.alias[target].root.first.op == "placeholder" and source.op != "placeholder"
-            self.write(target, self.read(value), old.meta["fresh"] or into_input)
+            self.write(target, self.read(value), node.meta["fresh"] or into_input)
+            self.graph.erase_node(node)
             return
-        base = views.parent(old)
+        base = views.parent(node)
         if base is None:
-            self.bind(old, self.graph.node_copy(old, self.read))
+            self.reread(node)
+            spec = node.meta["spec"]
+            if isinstance(spec, Spec):
+                self.alias[node] = Alias(Root(node, node), None, None, spec)
             return
         above = self.alias[base]
         moved = self.now(above).meta["spec"] != above.seen
-        if old.target is aten.as_strided.default:
+        if node.target is aten.as_strided.default:
             moved = above.root.version > 0 or moved
             above = _top(above)
-        alias = self.alias[old] = Alias(above.root, above, views.link(old), old.meta["spec"])
-        alias.value = self.view(alias, self.now(above)) if moved else self.graph.node_copy(old, self.read)
+        alias = self.alias[node] = Alias(above.root, above, views.link(node), node.meta["spec"])
+        if moved:
+            alias.value = self.view(alias, self.now(above))
+        else:
+            alias.value = self.reread(node)
         alias.version = above.root.version
 
-    def output(self, old: fx.Node) -> None:
+    def reread(self, node: fx.Node) -> fx.Node:
+        """The node, with the values that its arguments have now."""
+        if any(self.read(a) is not a for a in node.all_input_nodes):
+            node.args, node.kwargs = fx.map_arg((node.args, node.kwargs), self.read)
+        return node
+
+    def output(self, node: fx.Node) -> None:
+        self.at = node
         leaving: dict[int, fx.Node] = {}  # id of a root -> the tensor that outputs view
         made: dict[int, fx.Node] = {}
 
         def leave(node: fx.Node) -> fx.Node:
-            if node in self.whole:
-                return self.whole[node]
+            if node not in self.alias:
+                return node
             alias = self.alias[node]
             root = alias.root
             if id(root) not in leaving:
@@ -205,9 +208,8 @@ class _Pass:
         for alias in list(self.alias.values()):
             root = alias.root
             if alias.parent is None and root.first.op == "placeholder" and root.value is not root.first:
-                self.line = ""
                 self.emit(WRITE, (root.first, root.value), root.first.meta["spec"])
-        self.graph.output(fx.map_arg(old.args[0], leave))
+        node.args = (fx.map_arg(node.args[0], leave),)
 
     def owner(self, root: Root) -> fx.Node:
         if root.first.op == "placeholder":
@@ -223,15 +225,13 @@ def _top(alias: Alias) -> Alias:
     return alias
 
 
-def functionalize(graph: fx.Graph) -> fx.Graph:
-    """The graph without writes, except the trailing copies into inputs."""
-    work = _Pass()
-    for old in graph.nodes:
-        if old.op == "output":
-            work.output(old)
-        else:
-            work.step(old)
-    return work.graph
+def functionalize(graph: fx.Graph) -> None:
+    """Rewrites the graph to have no writes, except the trailing copies into inputs. Nodes may be left without users."""
+    nodes = list(graph.nodes)
+    work = _Pass(graph, nodes[0])
+    for node in nodes[:-1]:
+        work.step(node)
+    work.output(nodes[-1])
 
 
 def _order(layout: Spec) -> list[int]:

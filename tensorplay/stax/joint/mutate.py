@@ -1,6 +1,6 @@
-"""Which operators write their arguments, and the functional overload that computes what they write.
+"""Which operators write their arguments or a generator, and the functional overload that computes what they write.
 
-In: an operator overload.  Out: `writes(op)`, a frozen `Writes` row, or None where the operator writes nothing.
+In: an operator overload.  Out: `writes(op)`, a frozen `Writes` row, or None where the operator writes nothing; `random(op)`.
 Always: found by comparing schemas, so that an operator added by a library works like one of torch's.
 """
 
@@ -28,6 +28,12 @@ BATCH_NORM = {
     aten.cudnn_batch_norm.default,
     aten.miopen_batch_norm.default,
 }
+
+
+@functools.cache
+def random(op: torch._ops.OpOverload) -> bool:
+    """Whether the operator draws from a generator; some overloads that do lack the tag."""
+    return torch.Tag.nondeterministic_seeded in op.tags or any(a.name == "generator" for a in op._schema.arguments)
 
 
 @dataclass(frozen=True)
@@ -63,7 +69,7 @@ def writes(op: torch._ops.OpOverload) -> Writes | None:
 def _candidates(op: torch._ops.OpOverload, reshapes: bool) -> Iterator[torch._ops.OpOverload]:
     """Overloads without writes that take the same arguments, those that receive results left out."""
     space, name = op._schema.name.split("::")
-    wanted = [(a.name, str(a.type)) for a in op._schema.arguments if not a.is_out]
+    wanted = sorted((a.name, str(a.type)) for a in op._schema.arguments if not a.is_out)
     for candidate in (name.removesuffix("_"), name + "_functional", name.removesuffix("_") + "_functional", name):
         packet: Any = getattr(getattr(torch.ops, space), candidate, None)
         if packet is None:
@@ -71,7 +77,7 @@ def _candidates(op: torch._ops.OpOverload, reshapes: bool) -> Iterator[torch._op
         for overload in packet.overloads():
             found = getattr(packet, overload)
             schema = found._schema
-            if schema.is_mutable or [(a.name, str(a.type)) for a in schema.arguments] != wanted:
+            if schema.is_mutable or sorted((a.name, str(a.type)) for a in schema.arguments) != wanted:
                 continue
             views = any(r.alias_info is not None for r in schema.returns)
             if views == reshapes:

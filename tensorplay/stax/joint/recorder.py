@@ -7,6 +7,7 @@ are recorded as the functional overload followed by `aten.copy_`; storages of `f
 
 from __future__ import annotations
 
+import functools
 import operator
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ...errors import UnsupportedError
 from ..loops.nodes import Spec
 from . import decompose
-from .mutate import BATCH_NORM, bound, writes
+from .mutate import BATCH_NORM, bound, random, writes
 
 aten = torch.ops.aten
 DROPPED = {aten.detach.default, aten.alias.default}  # bookkeeping of autograd: the result is its argument
@@ -54,12 +55,11 @@ class Recorder(TorchDispatchMode):
     def ignore_compile_internals(cls) -> bool:
         return True
 
-    def __init__(self, foreign: dict[int, str], on_random: Callable[[], None]) -> None:
+    def __init__(self, foreign: dict[int, str]) -> None:
         super().__init__()
         self.graph = fx.Graph()
         self.constants = torch.nn.Module()
         self.foreign = foreign  # storage -> what owns it
-        self.on_random = on_random
         self.known: set[int] = set()  # tensors that may become constants
         self.held: list[Tensor] = []
         self.named: dict[int, fx.Node] = {}  # constant tensor -> its node
@@ -100,7 +100,7 @@ class Recorder(TorchDispatchMode):
             return item
         if found is not None and found.graph is self.graph:
             return found
-        if id(t) in self.known or id(t) in self.named or t.dim() == 0 and t.device.type == "cpu":
+        if id(t) in self.known or id(t) in self.named or (t.dim() == 0 and t.device.type == "cpu"):
             return self.constant(t, fresh=False)
         raise UnsupportedError("a tensor that is neither an argument nor made by a recorded operator")
 
@@ -114,12 +114,13 @@ class Recorder(TorchDispatchMode):
             raise UnsupportedError("an operator that draws from a generator of its own")
         return a
 
-    def add(self, target: Any, args: tuple, kwargs: dict, result: Any, ordered: bool = False) -> fx.Node:
-        name = target._schema.name.split("::")[1] if isinstance(target, torch._ops.OpOverload) else target.__name__
+    def add(self, target: torch._ops.OpOverload, args: tuple, kwargs: dict, result: Any, ordered: bool = False) -> fx.Node:
         load = self.load
-        node = self.graph.create_node(
-            "call_function", target, tuple([load(a) for a in args]), {k: load(v) for k, v in kwargs.items()}, name
-        )
+        loaded = tuple([load(a) for a in args])
+        node = self.graph.create_node("call_function", target, name=_name(target))
+        node.args = loaded  # set here, since create_node walks them as a tree
+        if kwargs:
+            node.kwargs = {k: load(v) for k, v in kwargs.items()}
         node.meta.update(spec=_spec(result), line=self.line, ordered=ordered)
         if isinstance(result, Tensor):
             self.bind(result, node)
@@ -158,9 +159,6 @@ class Recorder(TorchDispatchMode):
             if result is not NotImplemented:
                 return result
         tags = func.tags
-        random = torch.Tag.nondeterministic_seeded in tags
-        if random:
-            self.on_random()
         result = func(*args, **kwargs)
         if torch.Tag.data_dependent_output in tags:
             return self.scalar(func, args, result)
@@ -169,7 +167,7 @@ class Recorder(TorchDispatchMode):
         elif _has_tensor(result):
             if func.is_view and any(result is a for a in args):  # a view that changes nothing may give its argument back
                 return result
-            node = self.add(func, args, kwargs, result, random)
+            node = self.add(func, args, kwargs, result, random(func))
             if torch.Tag.dynamic_output_shape in tags and _dynamic(func, args):
                 node.meta["dynamic"] = True
         return result
@@ -177,7 +175,7 @@ class Recorder(TorchDispatchMode):
     def attempt(self, func: torch._ops.OpOverload, rule: Callable[..., Any], args: tuple, kwargs: dict) -> Any:
         """What the rule computes; NotImplemented, and no trace in the graph, where it does not do as the operator."""
         last = self.graph._root.prev
-        exact = rule in decompose.OWN.values() or rule == func.decompose
+        exact = not decompose.from_torch(func)
         self.trying += not exact
         try:
             with self:
@@ -297,7 +295,8 @@ class Recorder(TorchDispatchMode):
             with self:
                 value = aten.expand.default(value, list(target.shape))
             fresh = False
-        node = self.graph.create_node("call_function", aten.copy_.default, (self.node(target), self.node(value)))
+        args = (self.node(target), self.node(value))
+        node = self.graph.create_node("call_function", aten.copy_.default, args, name="write")
         node.meta.update(spec=_spec(target), line=self.line, ordered=False, fresh=fresh)
         self.writes = True
         target.copy_(value)
@@ -329,6 +328,11 @@ class Recorder(TorchDispatchMode):
         return out, save_mean, save_invstd, reserve
 
 
+@functools.cache
+def _name(op: torch._ops.OpOverload) -> str:
+    return op._schema.name.split("::")[1]
+
+
 def _storage(t: Tensor) -> int:
     return t.untyped_storage()._cdata
 
@@ -344,7 +348,7 @@ def _spec(result: Any) -> Any:
 
 
 def _has_tensor(result: Any) -> bool:
-    return isinstance(result, Tensor) or isinstance(result, (tuple, list)) and any(isinstance(r, Tensor) for r in result)
+    return isinstance(result, Tensor) or (isinstance(result, (tuple, list)) and any(isinstance(r, Tensor) for r in result))
 
 
 def _same_layout(a: Any, b: Any) -> bool:

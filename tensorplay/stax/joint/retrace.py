@@ -8,11 +8,13 @@ no sample value outlives the run.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, fx
+from torch.fx._lazy_graph_module import _LazyGraphModule  # writes its Python only when it is run
 from torch.utils import _pytree as pytree
 
 from ...errors import TensorPlayError, UnsupportedError
@@ -64,9 +66,8 @@ class _Run:
     ) -> None:
         self.module = graph
         self.samples = samples
-        self.restore: list[Callable[[], None]] = []
         foreign = {s: "caller" for s in storages if s not in cloned}
-        self.recorder = Recorder(foreign, self.save_generators)
+        self.recorder = Recorder(foreign)
         self.inputs = self.copies(storages, cloned)
 
     def copies(self, storages: dict[int, list[int]], cloned: set[int]) -> list[Tensor]:
@@ -81,34 +82,26 @@ class _Run:
                     inputs[i] = t.set_(copy, s.storage_offset(), s.shape, s.stride())
         return inputs
 
-    def save_generators(self) -> None:
-        if self.restore:
-            return
-        state = torch.get_rng_state()
-        self.restore.append(lambda: torch.set_rng_state(state))
-        for device in {s.device for s in self.samples if s.device.type == "cuda"}:
-            there = torch.cuda.get_rng_state(device)
-            self.restore.append(lambda device=device, there=there: torch.cuda.set_rng_state(there, device))
-
     def result(self) -> OpGraph:
         recorder = self.recorder
+        generators = _generators({t.device for t in self.inputs})
         with torch.inference_mode(False), torch.no_grad():
             for i, t in enumerate(self.inputs):
                 node = recorder.graph.placeholder(f"primals_{i + 1}")
                 node.meta.update(spec=Spec.of(t), line="", ordered=False)
                 recorder.bind(t, node)
-            grad = torch.is_grad_enabled()
             try:
                 leaves = self.execute()
                 recorder.graph.output(tuple([recorder.load(x) for x in leaves]))
             finally:
-                torch.set_grad_enabled(grad)
-                for undo in self.restore:
+                torch.set_grad_enabled(False)
+                for undo in generators:
                     undo()
         escapes = any(isinstance(x, Tensor) and _storage(x) in recorder.lifted for x in leaves)
-        graph = functionalize(recorder.graph) if recorder.writes or escapes else recorder.graph
-        sweep(graph)
-        return OpGraph(fx.GraphModule(recorder.constants, graph))
+        if recorder.writes or escapes:
+            functionalize(recorder.graph)
+        sweep(recorder.graph)
+        return OpGraph(_LazyGraphModule(recorder.constants, recorder.graph))
 
     def execute(self) -> list[Any]:
         """Runs the captured graph node by node under the recorder; the flat outputs."""
@@ -151,6 +144,16 @@ class _Run:
         except Exception as error:
             name = getattr(node.target, "__name__", node.target)
             raise UnsupportedError(f"{name} failed while its operators were recorded: {error}") from error
+
+
+def _generators(devices: set[torch.device]) -> list[Callable[[], None]]:
+    """What puts the default generators back to where they are now."""
+    state = torch.get_rng_state()
+    undo = [functools.partial(torch.set_rng_state, state)]
+    for device in devices:
+        if device.type == "cuda":
+            undo.append(functools.partial(torch.cuda.set_rng_state, torch.cuda.get_rng_state(device), device))
+    return undo
 
 
 def _last_uses(graph: fx.Graph) -> dict[fx.Node, list[fx.Node]]:
