@@ -21,7 +21,7 @@ from .nodes import REDUCTIONS, SCANS, Buffer, Compute, Extern, Node, Pointwise, 
 LIMIT = 200  # distinct nodes of a body that is still inlined
 CHEAP = 3  # work an element that may be done again for another reader
 WORK = {
-    "var": 0, "integer": 0, "affine": 0, "const": 0, "value": 0, "cast": 1, "load": 1, "index": 2, "floordiv": 2, "mod": 2,
+    "var": 0, "integer": 0, "affine": 0, "const": 0, "value": 0, "cast": 1, "load": 1, "index": 1, "floordiv": 2, "mod": 2,
     "div": 4, "sqrt": 4, "rsqrt": 4, "remainder": 6, "fmod": 6, "div_floor": 6, "div_trunc": 6, "exp": 8, "exp2": 8,
     "log": 8, "log2": 8, "log10": 8, "log1p": 8, "expm1": 8, "tanh": 10, "sigmoid": 10, "erf": 12, "erfc": 12, "sin": 12,
     "cos": 12, "tan": 16, "asin": 12, "acos": 12, "atan": 12, "sinh": 12, "cosh": 12, "asinh": 16, "acosh": 16,
