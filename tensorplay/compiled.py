@@ -22,7 +22,7 @@ from torch import nn
 
 from . import config, registry
 from .errors import GraphCaptureError, RecompileLimitError, StrictNativeError, VerificationError
-from .fallback import Fallback, Fallbacks, describe, line_of
+from .fallback import Fallback, Fallbacks, describe, line_of, split_line
 from .key.aliasing import same_objects
 from .key.ambient import ambient, foreign_mode
 from .key.guards import Guard
@@ -105,6 +105,14 @@ def compiled_of(obj: Any) -> Compiled:
     return found
 
 
+class _Raised(Exception):
+    """The function raised while it was captured, or capture itself did; running it tells which."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
 @dataclass
 class Miss:
     """Why no version served a call: the failing guards of each, in the order of the versions."""
@@ -138,7 +146,7 @@ class Compiled:
     # ---- the call ----------------------------------------------------------------------------------------------
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if _C._len_torch_dispatch_stack() or _C._len_torch_function_stack() or _C._functorch.maybe_current_level():
+        if _C._len_torch_dispatch_stack() or _C._len_torch_function_stack() or _C._functorch.maybe_current_level() or _C._get_tracing_state():
             mode = foreign_mode()
             if mode:
                 return self._beneath(mode, args, kwargs)
@@ -186,14 +194,21 @@ class Compiled:
 
     def _miss(self, call: Call, args: tuple, kwargs: dict[str, Any]) -> Any:
         self.counts["misses"] += 1
+        error = None
         with self._lock:
             found = self._find(call, args, kwargs)  # another thread may have built it meanwhile
             if found is None:
                 self.versions = tuple(v for v in self.versions if v.alive)
-                found = self._build(call, args, kwargs)
-        if found is None:
-            return self.fn(*args, **kwargs)
-        return self._run(*found, args, kwargs)
+                try:
+                    found = self._build(call, args, kwargs)
+                except _Raised as raised:
+                    error = raised.error
+        if found is not None:
+            return self._run(*found, args, kwargs)
+        result = self.fn(*args, **kwargs)  # where the function itself raised, it raises again, with its effects
+        if error is not None:
+            self._fallbacks.take(f"capture failed: {describe(error)}", line_of(self.fn), GraphCaptureError, error).count += 1
+        return result
 
     def _build(self, call: Call, args: tuple, kwargs: dict[str, Any]) -> tuple[Version, tuple] | None:
         """A new version for the call and the tensors that it reads; None where the call has to run eagerly."""
@@ -202,6 +217,8 @@ class Compiled:
             over.count += 1
             return None
         self._explain(call, args, kwargs)
+        from .replay import replayer
+
         start = time.perf_counter()
         captured = self._capture(args, kwargs)
         if isinstance(captured, Fallback):
@@ -210,7 +227,7 @@ class Compiled:
             self.versions = (*self.versions, version)
             return version, ()
         seconds = {"capture": time.perf_counter() - start}
-        version = Version(call, captured, self.fn, args, kwargs)
+        version = Version(call, captured, self.fn, args, kwargs, replayer(captured))
         seconds["key"] = time.perf_counter() - start - seconds["capture"]
         inputs = version.match(args, kwargs)
         if inputs is None:  # a key that does not hold for its own call would never be right
@@ -245,14 +262,16 @@ class Compiled:
         return self._limit
 
     def _capture(self, args: tuple, kwargs: dict[str, Any]) -> Any:
-        """What capture found, or the fallback where it refused; the function's own exceptions come out unchanged."""
+        """What capture found, or the fallback where it refused."""
         from .capture.tracer import capture
 
         try:
             return capture(self.fn, args, kwargs)
         except GraphCaptureError as error:
-            line = getattr(error, "line", "") or line_of(self.fn)
-            return self._fallbacks.take(describe(error), line, GraphCaptureError, error)
+            line, reason = split_line(describe(error))
+            return self._fallbacks.take(reason, line or line_of(self.fn), GraphCaptureError, error)
+        except Exception as error:
+            raise _Raised(error) from error
 
     def _program(self, version: Version, captured: Any) -> tuple[Any, Fallback | None]:
         """Compiled code for the captured graph, or the graph itself and the reason."""
@@ -265,9 +284,9 @@ class Compiled:
             program = self._backend(captured.graph, list(captured.samples), **(self.settings.options or {}))
         except Exception as error:
             name = getattr(self._backend, "__name__", type(self._backend).__name__)
-            line = getattr(error, "line", "") or line
-            reason = f"back end {name!r}: {describe(error)}"
-            return captured.graph.forward, self._fallbacks.take(reason, line, StrictNativeError, error)
+            where, reason = split_line(describe(error))
+            reason = f"back end {name!r}: {reason}"
+            return captured.graph.forward, self._fallbacks.take(reason, where or line, StrictNativeError, error)
         finally:
             torch.set_rng_state(state)
         for call in getattr(getattr(program, "plan", None), "externs", ()):

@@ -6,6 +6,7 @@ mode, the error, raised before any side effect of the function.
 
 from __future__ import annotations
 
+import re
 import threading
 import warnings
 from dataclasses import dataclass, field
@@ -65,6 +66,12 @@ def describe(error: BaseException) -> str:
     """A reason as one line: our own errors speak for themselves, others are named by type."""
     first = (str(error).strip().splitlines() or [""])[0]
     return first if isinstance(error, TensorPlayError) and first else f"{type(error).__name__}: {first}".rstrip(": ")
+
+
+def split_line(text: str) -> tuple[str, str]:
+    """'file:line: reason' as its two parts; the first is '' where the text names no line."""
+    found = re.match(r"(\S[^\n]*?:\d+): ", text)
+    return (found[1], text[found.end() :]) if found else ("", text)
 
 
 def line_of(fn: Any) -> str:

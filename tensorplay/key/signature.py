@@ -14,8 +14,11 @@ never hits; an entry never keeps a tensor or an argument object alive.
 
 from __future__ import annotations
 
+import collections
 import enum
+import functools
 import struct
+import sys
 import types
 import weakref
 from collections.abc import Callable
@@ -25,7 +28,6 @@ import torch
 
 Entry = tuple
 _keys = torch._C._dispatch_keys
-DEPTH = 3  # objects within objects whose attributes are read; deeper ones count by identity alone
 
 
 class Identity:
@@ -107,11 +109,11 @@ _ENTRIES: dict[type, Callable[[Any], Entry]] = {
 def entry(x: Any) -> Entry:
     """The entry of one value."""
     make = _ENTRIES.get(type(x))
-    return make(x) if make is not None else _entry(x, {}, DEPTH)
+    return make(x) if make is not None else _entry(x, {})
 
 
-def _entry(x: Any, seen: dict[int, int], depth: int) -> Entry:
-    """The entry of a container or object; `seen` numbers those on the way down, so that cycles end."""
+def _entry(x: Any, seen: dict[int, int]) -> Entry:
+    """The entry of a container or object; `seen` numbers those met before, so that sharing shows and cycles end."""
     kind = type(x)
     make = _ENTRIES.get(kind)
     if make is not None:
@@ -120,15 +122,15 @@ def _entry(x: Any, seen: dict[int, int], depth: int) -> Entry:
         return tensor_entry(x)
     if id(x) in seen:
         return "seen", kind, seen[id(x)]
-    seen = {**seen, id(x): len(seen)}
-    if isinstance(x, (tuple, list)):
-        return ("items", kind, *[_entry(v, seen, depth) for v in x], *_attributes(x, seen, depth))
+    seen[id(x)] = len(seen)
+    if isinstance(x, (tuple, list, collections.deque)):
+        return ("items", kind, *[_entry(v, seen) for v in x], *_attributes(x, seen))
     if isinstance(x, dict):
-        pairs = [(_entry(k, seen, depth), _entry(v, seen, depth)) for k, v in x.items()]
-        return ("dict", kind, *pairs, *_attributes(x, seen, depth))
+        pairs = [(_entry(k, seen), _entry(v, seen)) for k, v in x.items()]
+        return ("dict", kind, *pairs, *_attributes(x, seen))
     if isinstance(x, (set, frozenset)):
-        return "items", kind, *sorted((_entry(v, seen, depth) for v in x), key=repr)
-    if isinstance(x, (enum.Enum, type)):
+        return "items", kind, *sorted((_entry(v, seen) for v in x), key=repr)
+    if isinstance(x, (enum.Enum, type, torch.nn.Module)):  # what the trace reads of a module has sources of its own
         return _identity_entry(x)
     if isinstance(x, (bytearray, memoryview)):
         return "value", kind, bytes(x)
@@ -140,29 +142,47 @@ def _entry(x: Any, seen: dict[int, int], depth: int) -> Entry:
         return "value", kind, _float_entry(float(x))[2]
     if kind.__module__ == "numpy" and hasattr(x, "tobytes"):
         return "value", kind, str(x.dtype), x.shape, x.tobytes()
-    if isinstance(x, torch.nn.Module):  # what the trace reads of a module is state, with its own sources
-        return _identity_entry(x)
     if isinstance(x, types.MethodType):
         return "object", kind, Identity(x.__func__), Identity(x.__self__)
-    return ("object", kind, Identity(x), *_attributes(x, seen, depth))
+    return ("object", kind, Identity(x), *_attributes(x, seen))
 
 
-def _attributes(x: Any, seen: dict[int, int], depth: int) -> list[Entry]:
-    held = getattr(x, "__dict__", None)
-    if not held or depth == 0 or type(x).__module__ in ("threading", "logging", "_thread"):
+def _attributes(x: Any, seen: dict[int, int]) -> list[Entry]:
+    """The attributes of an object of the program; objects of torch, numpy and the standard library are opaque."""
+    slots = _slots(type(x))
+    if slots is None:
         return []
-    return [("attribute", name, _entry(v, seen, depth - 1)) for name, v in list(held.items())]
+    held = getattr(x, "__dict__", None) or {}
+    found = [("attribute", name, _entry(v, seen)) for name, v in list(held.items())]
+    return found + [("attribute", name, _entry(getattr(x, name), seen)) for name in slots if hasattr(x, name)]
+
+
+@functools.lru_cache(maxsize=4096)
+def _slots(cls: type) -> tuple[str, ...] | None:
+    """The slots of a class of the program; None for library classes, whose attributes are not read."""
+    if cls.__module__.partition(".")[0] in _LIBRARIES:
+        return None
+    return tuple(
+        name
+        for base in cls.__mro__
+        for name, member in base.__dict__.items()
+        if isinstance(member, types.MemberDescriptorType)
+    )
+
+
+_LIBRARIES = frozenset(("torch", "numpy", "tensorplay", "builtins", *sys.stdlib_module_names)) - {"__main__"}
 
 
 def signature(args: tuple, kwargs: dict[str, Any]) -> Entry:
     """sigma: the entries of the positional arguments, then ('keyword', name, entry) for the others."""
+    seen: dict[int, int] = {}
     out = []
     for x in args:
         make = _ENTRIES.get(type(x))
-        out.append(make(x) if make is not None else _entry(x, {}, DEPTH))
+        out.append(make(x) if make is not None else _entry(x, seen))
     if not kwargs:
         return tuple(out), ()
-    return tuple(out), tuple([("keyword", name, entry(x)) for name, x in kwargs.items()])
+    return tuple(out), tuple([("keyword", name, _entry(x, seen)) for name, x in kwargs.items()])
 
 
 def identities(x: Any) -> list[Identity]:
@@ -187,7 +207,7 @@ def tensors(x: Any) -> list[torch.Tensor]:
             found.append(item)
         elif type(item) not in _ENTRIES and id(item) not in seen:
             seen.add(id(item))
-            if isinstance(item, (tuple, list)):
+            if isinstance(item, (tuple, list, collections.deque)):
                 stack.extend(reversed(item))
             elif isinstance(item, dict):
                 stack.extend(reversed(list(item.values())))

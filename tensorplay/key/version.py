@@ -53,8 +53,13 @@ class Part:
 class Version:
     """A program with its key (section 2.2)."""
 
-    def __init__(self, call: Call, captured: Captured | None, fn: Any, args: tuple, kwargs: dict[str, Any]) -> None:
-        """Builds the key from the call that was captured; `captured` is None where the function runs as it stands."""
+    def __init__(
+        self, call: Call, captured: Captured | None, fn: Any, args: tuple, kwargs: dict[str, Any], replayed: Any = None
+    ) -> None:
+        """Builds the key from the call that was captured; `captured` is None where the function runs as it stands.
+
+        `replayed` takes the tensors of the placeholders and returns the entries of the gates' values, or raises.
+        """
         self.call = call
         self.sigma, self.aliases, self.ambient = call.sigma, call.aliases, call.ambient
         self.hits = 0
@@ -64,6 +69,7 @@ class Version:
         self.parts: tuple[Part, ...] = ()
         self.ties: tuple[tuple[Source, Source], ...] = ()
         self.gates: tuple[Gate, ...] = ()
+        self.replayed: Callable[[Sequence[torch.Tensor]], tuple[Entry, ...]] = replayed
         self.match: Callable[[tuple, dict], Any]
         self.captured: Captured | None = None
         if captured is None:
@@ -101,21 +107,12 @@ class Version:
             text.check(f"overlaps(({listed}), extents, written) != {self.overlaps!r}")
         self.gates = tuple(captured.gates)
         self.gate_entries = tuple(entry(g.value) for g in self.gates)
-        self.replay = captured.replay
         if self.gates:
-            text.env |= {"replayed": self._replayer(), "gates": self.gate_entries}
+            text.env |= {"replayed": self.replayed, "gates": self.gate_entries}
             text.check(f"replayed(({listed})) != gates")
         owners = {source: module_entry(m) for source, m in text.owners}
         self.parts = tuple(Part(s, e) for s, e in (*owners.items(), *states.items(), *lifted.items()))
         self.match, self.text = text.build(f"({listed})")
-
-    def _replayer(self) -> Callable[[Sequence[torch.Tensor]], tuple[Entry, ...]]:
-        forward, gates = self.replay.forward, self.gates  # type: ignore[union-attr]
-
-        def replayed(inputs: Sequence[torch.Tensor]) -> tuple[Entry, ...]:
-            return tuple([entry(outcome(g, x)) for g, x in zip(gates, forward(*inputs), strict=True)])
-
-        return replayed
 
     @property
     def alive(self) -> bool:
@@ -178,7 +175,7 @@ class Version:
         if inputs is None:
             return None
         try:
-            return self._replayer()(inputs)
+            return self.replayed(inputs)
         except Exception:
             return None
 
@@ -202,23 +199,18 @@ class Version:
         """Runs one level: 'graph', 'ops', 'loops', 'plan' or 'kernels'."""
         assert self.captured is not None
         inputs = self.read(args, kwargs)
-        flat = self.captured.graph(*inputs) if level == "graph" else self.program.run(level, inputs)
-        return self.captured.rebuild(flat, args, kwargs)
+        if level == "graph":
+            return self.captured.rebuild(self.captured.graph(*inputs), args, kwargs)
+        if not hasattr(self.program, "run"):
+            why = f": {self.fallback.reason}" if self.fallback is not None else ""
+            raise ValueError(f"this version has no level {level!r}, only 'graph'{why}")
+        return self.captured.rebuild(self.program.run(level, inputs), args, kwargs)
 
     def __str__(self) -> str:
         shapes = ", ".join(str(tuple(e[2])) if e[0] == "tensor" else show(e[2]) for e in self.sigma[0] if len(e) > 2)
         gates = "".join(f", {g.kind} at {g.line} is {g.value!r}" for g in self.gates)
         kind = "" if self.fallback is None else f", runs eagerly: {self.fallback.reason}"
         return f"({shapes}), {len(self.parts)} values from outside{gates}, {self.hits} hits{kind}"
-
-
-def outcome(gate: Gate, x: Any) -> Any:
-    """The Python value that a gate takes from a replayed result."""
-    if not isinstance(x, torch.Tensor) or isinstance(gate.value, torch.Tensor):
-        return x
-    if isinstance(gate.value, (list, tuple)):
-        return x.tolist()
-    return type(gate.value)(x.item())
 
 
 def _identical(a: Source, b: Source, args: tuple, kwargs: dict[str, Any]) -> bool:
