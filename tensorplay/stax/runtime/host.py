@@ -7,11 +7,14 @@ autocast, since the operator graph was recorded there; what the caller gets is m
 
 from __future__ import annotations
 
+import functools
 import keyword
 import math
 import re
+import textwrap
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,11 +22,12 @@ import torch
 from ...errors import UnsupportedError
 from ..artifacts.build import Artifact
 from ..codegen.target import Source
-from ..loops.nodes import Buffer, Extern, Ref
+from ..loops.nodes import Extern, Ref
 from ..schedule.memory import OUT_VARIANTS
 from ..schedule.plan import Kernel, Plan
 from . import launch
 from .arena import Arena
+from .layout import CheckFailed, checker, settle
 
 _KEY = torch._C.DispatchKey
 _SET = torch._C.DispatchKeySet
@@ -33,12 +37,8 @@ BELOW = (
 below = torch._C._ExcludeDispatchKeyGuard
 
 
-class CheckFailed(Exception):
-    """A run-time check failed: `code` of entry `segment`, or a library result of another shape (segment None)."""
-
-    def __init__(self, segment: int | None, code: int) -> None:
-        self.segment = segment
-        self.code = code
+WIDTH = 100
+fill = functools.partial(textwrap.wrap, break_long_words=False, break_on_hyphens=False)
 
 
 @dataclass(frozen=True)
@@ -50,24 +50,10 @@ class Host:
     arena: Arena
 
 
-def settle(result: torch.Tensor, size: tuple[int, ...], stride: tuple[int, ...]) -> torch.Tensor:
-    """A library result in the layout that the plan was made for."""
-    if result.shape != size:
-        raise CheckFailed(None, 0)
-    if same_layout(size, stride, result.stride()):
-        return result
-    return torch.empty_strided(size, stride, dtype=result.dtype, device=result.device).copy_(result)
-
-
 def group(items: Iterable[str]) -> str:
     """A tuple as Python writes it."""
     items = list(items)
     return f"({items[0]},)" if len(items) == 1 else f"({', '.join(items)})"
-
-
-def same_layout(size: tuple[int, ...], stride: tuple[int, ...], other: tuple[int, ...]) -> bool:
-    """Whether two strides of one size address the same elements."""
-    return 0 in size or all(n == 1 or a == b for n, a, b in zip(size, stride, other, strict=True))
 
 
 class Writer:
@@ -91,9 +77,15 @@ class Writer:
             dead.setdefault(last[name], []).append(name)
         out = list(heads)
         for i, (depth, text, _) in enumerate(self.lines):
-            out.append("    " * depth + text)
+            indent = "    " * depth
+            wrapped = len(text) > WIDTH and text.startswith(("(", "return ("))
+            out += (
+                fill(text, WIDTH, initial_indent=indent, subsequent_indent=indent + "    ")
+                if wrapped
+                else [indent + text]
+            )
             if i in dead and i + 1 < len(self.lines):
-                out.append("    " * depth + "del " + ", ".join(dead[i]))
+                out.append(indent + "del " + ", ".join(dead[i]))
         return "\n".join(out) + "\n"
 
 
@@ -120,6 +112,7 @@ class Emit:
         self.placed = self.filled | {b.name for b in plan.loops.inputs} | self.fresh | self.owned
         self.slots = {name: slot for slot, name in enumerate(plan.slots)}
         self.constants: dict[int, str] = {}
+        self.devices: dict[torch.device, torch.device] = {}
         for name in self.buffers:
             self.names[name] = self.identifier(name)
 
@@ -161,6 +154,7 @@ class Emit:
         if isinstance(value, torch.dtype):
             return self.bind(str(value).removeprefix("torch."), value)
         if isinstance(value, torch.device):
+            value = self.devices.setdefault(value, value)  # equal devices are many objects
             return self.bind(str(value), value)
         return self.bind(f"{type(value).__name__}_{len(self.constants)}".lower(), value)
 
@@ -204,12 +198,10 @@ class Emit:
 
     # ---- steps -----------------------------------------------------------------------------------------------------
 
-    def check(self, b: Buffer) -> None:
-        """Refuses an input that the code was not compiled for: native code would read wild memory."""
-        n, dtype = self.names[b.name], self.literal(b.dtype)
-        test = f"{n}.shape != {b.size} or {n}.stride() != {b.stride} or {n}.dtype is not {dtype} or not {n}.is_cpu"
-        self.writer.line(f"if {test}:")
-        self.writer.line(f"    expect({n}, {b.name!r})")
+    def comment(self, text: str, origins: tuple[str, ...]) -> None:
+        """One line that says what the next statement computes, for which lines of the user."""
+        lines = dict.fromkeys(Path(line).name for o in origins if (line := self.plan.loops.lines.get(o)))
+        self.writer.line("# " + " ".join(f"{text}  {', '.join(lines)}".split()))
 
     def segment(self, number: int, kernels: tuple[Kernel, ...], guarded: bool) -> None:
         used = dict.fromkeys(name for k in kernels for name in (*k.reads, *k.writes) if name in self.slots)
@@ -222,16 +214,14 @@ class Emit:
         entry = self.bind(self.source.entries[number], launch.entry_of(self.artifact, self.source.entries[number]))
         slots = self.literal(tuple(self.slots[name] for name in fill))
         arguments = "".join(f", {self.names[name]}" for name in fill)
-        self.writer.line(f"# {', '.join(k.name for k in kernels)}")
+        for k in kernels:
+            self.comment(k.name, k.origins)
         self.writer.line(
             f"code = launch({entry}, table, workers, {slots}{arguments})", (self.names[name] for name in used)
         )
         self.writer.line("if code:")
         refused = f"CheckFailed({number}, code)"
-        self.writer.line(f"    raise {refused}" if guarded else f"    return eager({refused}, {self.argument_tuple()})")
-
-    def argument_tuple(self) -> str:
-        return group(self.names[b.name] for b in self.plan.loops.inputs)
+        self.writer.line(f"    raise {refused}" if guarded else f"    return eager({refused}, inputs)")
 
     def extern(self, step: Extern) -> None:
         arguments = [self.literal(a) for a in step.args]
@@ -243,7 +233,7 @@ class Emit:
         call = f"{operator}({', '.join(arguments)})"
         results = ["_" if b is None else self.names[b.name] for b in step.outputs]
         returns = step.target._schema.returns
-        self.writer.line(f"# {step.target}" + ("" if step.library else f"  fallback: {' '.join(step.reason.split())}"))
+        self.comment(str(step.target) if step.library else f"{step.target}, fallback: {step.reason}", step.origins)
         if not any(step.outputs):
             self.writer.line(call)
         elif len(returns) == 1 and str(returns[0].type) == "Tensor":
@@ -266,7 +256,7 @@ class Emit:
         outs = [a.name for a in variant._schema.arguments if a.is_out]
         for out, b in zip(outs, placed, strict=True):
             arguments.append(f"{out}={self.view(Ref(b.name, b.size, b.stride), True)}")
-        self.writer.line(f"# {step.target}")
+        self.comment(str(step.target), step.origins)
         self.writer.line(f"{self.operator(variant)}({', '.join(arguments)})")
 
     def operator(self, target: torch._ops.OpOverload) -> str:
@@ -283,7 +273,7 @@ class Emit:
 
 
 RESERVED = frozenset(
-    ("launch", "threads", "workers", "table", "lease", "take", "give", "code", "eager", "expect", "settle",
+    ("launch", "threads", "workers", "table", "inputs", "lease", "take", "give", "code", "eager", "check", "settle",
      "empty_strided", "below", "keys", "increment_version", "CheckFailed", "failed", "call", "rebuild", "float")
 )  # fmt: skip
 
@@ -305,9 +295,9 @@ def host(
     emit = Emit(plan, source, artifact, aliases)
     writer = emit.writer
     names = emit.names
-    parameters = ", ".join(names[b.name] for b in plan.loops.inputs)
-    for b in plan.loops.inputs:
-        emit.check(b)
+    writer.line("check(inputs)")
+    if plan.loops.inputs:
+        writer.line(f"{group(names[b.name] for b in plan.loops.inputs)} = inputs")
     guarded = bool(plan.externs)
     writer.line("lease = take()")
     writer.line("table = lease.table")
@@ -329,7 +319,7 @@ def host(
     if guarded:
         writer.depth -= 2
         writer.line("except CheckFailed as failed:")
-        writer.line(f"    return eager(failed, {emit.argument_tuple()})")
+        writer.line("    return eager(failed, inputs)")
     writer.line("give(lease)")
     written = [names[name] for name in plan.loops.written_inputs]
     if written:
@@ -344,13 +334,13 @@ def host(
     if emit.views:
         writer.lines.insert(unpack, (1, f"{group(emit.views.values())} = lease.views", frozenset()))
     arena = Arena(plan, tuple(emit.views))
-    heads = [f"def call({parameters}):", f'    """{summary(plan)}"""']
+    heads = ["def call(*inputs):", f'    """{summary(plan)}"""']
     text = writer.text(heads, frozenset(emit.temporary).difference(results))
     space = emit.space
     space |= {names[name]: tensor for name, tensor in plan.loops.constants.items()}
     space |= {
         "launch": launch.launch, "threads": launch.threads, "take": arena.take, "give": arena.give, "eager": eager,
-        "expect": expecter(plan), "settle": settle, "empty_strided": torch.empty_strided,
+        "check": checker(plan), "settle": settle, "empty_strided": torch.empty_strided,
         "below": below, "keys": BELOW, "increment_version": torch.autograd.graph.increment_version,
         "CheckFailed": CheckFailed, "rebuild": shape,
     }  # fmt: skip
@@ -365,20 +355,3 @@ def summary(plan: Plan) -> str:
         f"{len(plan.kernels)} kernels, {len(plan.externs)} library calls, {memory.arena_bytes} bytes of arena, "
         f"{len(memory.fresh)} results allocated here."
     )
-
-
-def expecter(plan: Plan) -> Callable[[torch.Tensor, str], None]:
-    """The slow half of an input's check: passes what differs only where nothing is addressed, else refuses."""
-    inputs = {b.name: b for b in plan.loops.inputs}
-
-    def expect(tensor: torch.Tensor, name: str) -> None:
-        b = inputs[name]
-        same = tensor.device == b.device and tensor.dtype == b.dtype and tuple(tensor.shape) == b.size
-        if same and same_layout(b.size, b.stride, tensor.stride()):
-            return
-        raise TypeError(
-            f"input {name} is {tensor.dtype} {tuple(tensor.shape)} with strides {tuple(tensor.stride())} on "
-            f"{tensor.device}; this program was compiled for {b.dtype} {b.size} with strides {b.stride} on {b.device}"
-        )
-
-    return expect

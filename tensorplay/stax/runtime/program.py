@@ -22,7 +22,8 @@ from ..joint.opgraph import OpGraph
 from ..loops.nodes import Loops
 from ..schedule.plan import Plan
 from .arena import Arena
-from .host import CheckFailed, host
+from .host import host
+from .layout import CheckFailed
 
 LEVELS = ("graph", "ops", "loops", "plan", "kernels")
 
