@@ -13,6 +13,7 @@ from tensorplay.stax.loops.nodes import Buffer, Compute, Extern, Loops, Pointwis
 from tensorplay.stax.schedule.deps import row_major
 from tensorplay.stax.schedule.plan import Plan
 from tensorplay.stax.schedule.schedule import schedule
+from tensorplay.stax.schedule.verify import verify_plan
 
 F32 = torch.float32
 CPU = torch.device("cpu")
@@ -87,7 +88,7 @@ class Builder:
         """The schedule, after it was found to compute what the loops compute."""
         loops = self.loops(*outputs)
         plan = schedule(loops, target)
-        check(plan)
+        check(verify_plan(plan))
         same(loops, plan)
         return plan
 

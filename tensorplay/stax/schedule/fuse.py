@@ -21,7 +21,7 @@ from ..codegen.target import Target
 from ..expr import Expr, integer, parts, postorder, substitute
 from ..loops.nodes import Compute, Extern, Reduction
 from .align import Link, Match, Space, composed, match, numel, split_variables, straighten
-from .cost import column, distinct, footprint, image, levels
+from .cost import column, distinct, footprint, levels, points
 from .deps import Dependences, standing_alone
 
 MAX_EXPRESSIONS = 1500  # value expressions of a kernel
@@ -72,6 +72,7 @@ class Fusion:
 
     def __init__(self, deps: Dependences, target: Target) -> None:
         self.deps, self.target = deps, target
+        self.whole = {name: distinct(b) * b.dtype.itemsize for name, b in deps.buffers.items()}  # bytes of each buffer
         self.parent = list(range(len(deps.nodes)))
         self.position = list(range(len(deps.nodes)))  # a topological order of the groups
         self.groups = {i: self.single(i) for i in range(len(deps.nodes))}
@@ -145,9 +146,10 @@ class Fusion:
 
     def nbytes(self, group: Group, name: str) -> int:
         """Bytes of a buffer that a group reads."""
-        buffer = self.deps.buffers[name]
-        count = image(group.loads[name], buffer) if group.maps else distinct(buffer)
-        return count * buffer.dtype.itemsize
+        if not group.maps:
+            return self.whole[name]
+        needed = sum(min(points(e), e.high - e.low + 1) for e in group.loads[name])
+        return min(self.whole[name], needed * self.deps.buffers[name].dtype.itemsize)
 
     def saved(self, a: Group, b: Group) -> int:
         """Model bytes that merging saves: values that stay in registers, and inputs that are read once."""
@@ -169,7 +171,7 @@ class Fusion:
             return 0
         if any(self.find(r) not in (a.number, b.number) for r in self.deps.readers[name]):
             return 0
-        return distinct(self.deps.buffers[name]) * self.deps.buffers[name].dtype.itemsize
+        return self.whole[name]
 
     # ---- legality ------------------------------------------------------------------------------------------------
 
@@ -211,7 +213,7 @@ class Fusion:
         return {name: None for name in (*a.open, *b.open) if self.lives(name, a, b, both)}
 
     def lives(self, name: str, a: Group, b: Group, both: tuple[int, int]) -> bool:
-        if name not in a.stores and name not in b.stores or name in self.deps.returned or name in self.deps.written:
+        if (name not in a.stores and name not in b.stores) or name in self.deps.returned or name in self.deps.written:
             return True
         return any(self.find(r) not in both for r in self.deps.readers.get(name, ()))
 
@@ -372,6 +374,8 @@ class Fusion:
 
         def push(a: int, b: int) -> None:
             a, b = min(a, b), max(a, b)
+            if self.groups[a].alone or self.groups[b].alone:
+                return
             score = self.saved(self.groups[a], self.groups[b])
             if score > 0:
                 heapq.heappush(heap, (-score, a, b))

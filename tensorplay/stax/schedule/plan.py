@@ -22,7 +22,8 @@ class Kernel:
 
     A load of a buffer written by an earlier node of the kernel is always at the offset that this node stored at
     (the same expression object), so its value is at hand; a Reduction's result is at hand once the loop over
-    rdims is complete, so its readers belong to a later pass over the row.
+    rdims is complete, so its readers belong to a later pass over the row. An input that the kernel writes back is
+    loaded, by that node or by earlier ones, at the very offset of the store only: such a load takes the old value.
     """
 
     name: str
@@ -41,10 +42,13 @@ class Kernel:
 
     @property
     def reads(self) -> tuple[str, ...]:
-        """Buffers from outside the kernel, in order of first use."""
-        own = {b for n in self.nodes for b in n.writes}
-        first = dict.fromkeys(r for n in self.nodes for r in n.reads)
-        return tuple(r for r in first if r not in own)
+        """Buffers whose memory the kernel reads, in order of first use (the old value of one that it writes back too)."""
+        made: set[str] = set()
+        first: dict[str, None] = {}
+        for n in self.nodes:
+            first.update((r, None) for r in n.reads if r not in made)
+            made.update(n.writes)
+        return tuple(first)
 
     @property
     def writes(self) -> tuple[str, ...]:

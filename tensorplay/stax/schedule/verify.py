@@ -31,6 +31,7 @@ def verify_plan(plan: Plan) -> Plan:
     need(calls[0] == calls[1], f"{calls[1]} library calls planned, not {calls[0]}")
     buffers, typed = loops.buffers, set()
     defined = {b.name for b in loops.inputs} | loops.constants.keys()
+    inputs = frozenset(b.name for b in loops.inputs)
     written: set[str] = set()
     for step in plan.steps:
         name = step.name
@@ -38,7 +39,7 @@ def verify_plan(plan: Plan) -> Plan:
             need(read in defined, f"{name} reads {read} before it is made")
             need(read not in written, f"{name} reads {read} after it was written back")
         if isinstance(step, Kernel):
-            check_kernel(step, buffers, typed)
+            check_kernel(step, buffers, inputs, typed)
         defined |= set(all_writes(step)) - (step.local if isinstance(step, Kernel) else set())
         written |= set(all_writes(step)) & set(loops.written_inputs)
     for out in loops.outputs:
@@ -53,9 +54,10 @@ def all_writes(step: Step) -> tuple[str, ...]:
     return step.writes if isinstance(step, Extern) else tuple(w for n in step.nodes for w in n.writes)
 
 
-def check_kernel(kernel: Kernel, buffers: dict[str, Buffer], typed: set[Expr]) -> None:
+def check_kernel(kernel: Kernel, buffers: dict[str, Buffer], inputs: frozenset[str], typed: set[Expr]) -> None:
     stored: dict[str, Expr] = {}
-    own = {w for n in kernel.nodes for w in n.writes}
+    stores = {b.name: at for n in kernel.nodes for b, at in zip(n.outputs, n.at, strict=True)}
+    own = stores.keys()
     need(kernel.local <= own, f"{kernel.name} makes no {', '.join(kernel.local - own)}")
     for node in kernel.nodes:
         where = f"{kernel.name}: {node.name}"
@@ -73,8 +75,9 @@ def check_kernel(kernel: Kernel, buffers: dict[str, Buffer], typed: set[Expr]) -
         for n in loads(node.loop.body, *node.at):
             if n.name in own:
                 offset = show_expr(n.args[1])
-                need(n.name in stored or n.name in node.writes, f"{where} reads {n.name} before it is made")
-                need(stored.get(n.name, n.args[1]) is n.args[1], f"{where} reads {n.name} at {offset}, stored elsewhere")
+                old = n.name in inputs and n.name not in stored  # its value before the kernel, at the same point only
+                need(old or n.name in stored, f"{where} reads {n.name} before it is made")
+                need(n.args[1] is stores[n.name], f"{where} reads {n.name} at {offset}, stored elsewhere")
         stored.update((b.name, at) for b, at in zip(node.outputs, node.at, strict=True))
 
 
