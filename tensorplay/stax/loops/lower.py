@@ -26,6 +26,7 @@ from .nodes import Buffer, Extern, Loops, Ref, Spec
 from .realize import LIMIT, Realizer, merged, named
 
 _DEVICES = ("cpu", "cuda")
+_CONSUMING = frozenset(("reduction", "norm", "scan"))  # their operands end in a buffer of their own loops
 
 
 def lower(ops: OpGraph) -> Loops:
@@ -161,6 +162,7 @@ class _Lowering:
         cx.made.clear()
         cx.origins = merged(tensors, node.name)
         row = self.rows[node]
+        origins = cx.origins if row is None or row.kind not in _CONSUMING else (node.name,)
         if row is None:
             result = self._extern(node, flat, f"no row for {_name(node)}", library=False)
         elif row.lower is None:
@@ -177,11 +179,9 @@ class _Lowering:
                 del cx.nodes[mark:]
                 result = self._extern(node, flat, f"{_name(node)}: {reason}", library=False)
         if several:
-            self.env[node] = tuple(None if x is None else named(x, cx.origins) for x in result)
-            if node in self.home or not self.uses[node].stored:
-                return
+            self.env[node] = tuple(None if x is None else named(x, origins) for x in result)
         else:
-            self._settle(node, named(result[0], cx.origins), flat[0])
+            self._settle(node, named(result[0], origins), flat[0])
 
     def _acceptable(self, node: fx.Node, row: Row, tensors: Sequence[Lowered], specs: Sequence[Spec | None]) -> None:
         for spec in specs:

@@ -7,6 +7,7 @@ refused where it does not fit.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import torch
@@ -137,8 +138,59 @@ def function(name: str, first: int = 0) -> Callable[..., Scalar]:
     return apply
 
 
-add, sub, mul, div, neg, fma = map(function, ("add", "sub", "mul", "div", "neg", "fma"))
-absolute = function("abs")
+_add, _sub, _mul, _div = map(function, ("add", "sub", "mul", "div"))
+neg, fma, absolute = map(function, ("neg", "fma", "abs"))
+
+
+def _position(x: Operand) -> Expr | int | None:
+    """The index expression behind an int64 scalar, or an integer; None for any other scalar."""
+    if type(x) is int:
+        return x
+    if type(x) is Scalar and x.expr.op == "value":
+        return x.expr.args[0]
+    return None
+
+
+def _of_index(x: Operand, y: Operand, sign: int) -> Scalar | None:
+    """x + sign * y kept as index arithmetic, so that positions stay affine and ranges stay known."""
+    a, b = _position(x), _position(y)
+    if a is None or b is None or (type(a) is int and type(b) is int):
+        return None
+    e = expr.add(a, expr.mul(b, sign))
+    return Scalar(expr.value(e)) if -_FAR < e.low and e.high < _FAR else None
+
+
+_FAR = 1 << 62  # beyond it int64 arithmetic would wrap, which index arithmetic does not
+
+
+def add(x: Operand, y: Operand) -> Scalar:
+    return _of_index(x, y, 1) or _add(x, y)
+
+
+def sub(x: Operand, y: Operand) -> Scalar:
+    """x - 0 is x, for every x."""
+    if type(y) in (int, float) and y == 0 and math.copysign(1, y) == 1 and type(x) is Scalar:
+        return x
+    return _of_index(x, y, -1) or _sub(x, y)
+
+
+def mul(x: Operand, y: Operand) -> Scalar:
+    """x * 1 is x, for every x."""
+    for a, b in ((x, y), (y, x)):
+        if type(a) is Scalar and type(b) in (int, float, bool):
+            if b == 1:
+                return a
+            at = _position(a) if type(b) is int else None
+            if at is not None and type(at) is not int and max(-at.low, at.high) * abs(b) < _FAR:
+                return Scalar(expr.value(expr.mul(at, b)))
+    return _mul(x, y)
+
+
+def div(x: Operand, y: Operand) -> Scalar:
+    """x / 1 is x, for every x."""
+    return x if type(x) is Scalar and type(y) in (int, float) and y == 1 else _div(x, y)
+
+
 div_floor, div_trunc, remainder, fmod = map(function, ("div_floor", "div_trunc", "remainder", "fmod"))
 maximum, minimum, clamp_min, clamp_max = map(function, ("maximum", "minimum", "clamp_min", "clamp_max"))
 fmax, fmin = map(function, ("fmax", "fmin"))
