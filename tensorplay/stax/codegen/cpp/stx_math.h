@@ -1,0 +1,165 @@
+// Mathematical functions, part of stx.h (included inside its namespace).
+//
+// float: exp, log, tanh, erf, sigmoid inline and free of branches, about one ulp (bench/ulp.py prints the table),
+// denormals and infinities right. The rest, and double, are the SLEEF functions that libtorch_cpu exports; where
+// there is none for a tier, libm lane by lane.
+
+template <class V> FI V exp_f32(V x) {
+  const f32 R = 12582912.f;  // 1.5 * 2^23: adding and subtracting it rounds to the nearest integer
+  typedef ints<V> I;
+  V c = clamp_max(clamp_min(x, all_of<V>(-104.f)), all_of<V>(88.8f));  // a NaN passes
+  V n = mad(c, 1.44269504f, all_of<V>(R));
+  I k = bits<I>(n) - bits<I>(all_of<V>(R));
+  n = n - R;
+  V r = mad(n, -0.693359375f, c);
+  r = mad(n, 2.12194440e-4f, r);
+  V p = mad(all_of<V>(1.38419088e-3f), r, 8.37333966e-3f);
+  p = mad(p, r, 4.16695364e-2f);
+  p = mad(p, r, 1.66664720e-1f);
+  p = mad(p, r, 4.99999851e-1f);
+  p = mad(p * r, r, r) + 1.f;
+  I k1 = k >> 1, k2 = k - k1;  // two factors: exact for denormals, infinite on overflow
+  return p * bits<V>((k1 + 127) << 23) * bits<V>((k2 + 127) << 23);
+}
+template <class V> FI V log_f32(V x) {
+  typedef ints<V> I;
+  I tiny = x < 1.17549435e-38f;
+  V y = tiny ? x * 8388608.f : x, e0 = tiny ? all_of<V>(-23.f) : V{};
+  I i = bits<I>(y), e = (i - 0x3f3504f3) >> 23;
+  V k = __builtin_convertvector(e, V) + e0, f = bits<V>(i - (e << 23)) - 1.f, z = f * f;
+  V p = mad(all_of<V>(7.0376836292e-2f), f, -1.1514610310e-1f);
+  p = mad(p, f, 1.1676998740e-1f);
+  p = mad(p, f, -1.2420140846e-1f);
+  p = mad(p, f, 1.4249322787e-1f);
+  p = mad(p, f, -1.6668057665e-1f);
+  p = mad(p, f, 2.0000714765e-1f);
+  p = mad(p, f, -2.4999993993e-1f);
+  p = mad(p, f, 3.3333331174e-1f);
+  V t = mad(p * f, z, k * -2.12194440e-4f);
+  t = mad(z, -0.5f, t);
+  V r = mad(k, 0.693359375f, f + t);
+  const f32 inf = __builtin_inff();
+  r = x == inf ? x : r;
+  r = x == 0.f ? all_of<V>(-inf) : r;
+  return x >= 0.f ? r : x != x ? x : all_of<V>(__builtin_nanf(""));
+}
+template <class V> FI V tanh_f32(V x) {
+  V a = abs(x), z = x * x;
+  V p = mad(all_of<V>(-5.70498872745e-3f), z, 2.06390887954e-2f);
+  p = mad(p, z, -5.37397155531e-2f);
+  p = mad(p, z, 1.33314422036e-1f);
+  p = mad(p, z, -3.33332819422e-1f);
+  V small = mad(p * z, x, x), big = 1.f - 2.f / (exp_f32(a + a) + 1.f);
+  return a < 0.625f ? small : copysign(big, x);
+}
+template <class V> FI V erf_f32(V x) {  // two minimax polynomials, after N. Juffa
+  V t = abs(x), s = x * x;
+  V r = mad(all_of<V>(-1.72853470e-5f), t, 3.83197126e-4f), u = mad(all_of<V>(-3.88396438e-3f), t, 2.42546219e-2f);
+  r = mad(r, s, u);
+  r = mad(r, t, -1.06777877e-1f);
+  r = mad(r, t, -6.34846687e-1f);
+  r = mad(r, t, -1.28717512e-1f);
+  r = mad(r, t, -t);
+  V big = copysign(1.f - exp_f32(r), x);
+  V p = mad(all_of<V>(-5.96761703e-4f), s, 4.99119423e-3f);
+  p = mad(p, s, -2.67681349e-2f);
+  p = mad(p, s, 1.12819925e-1f);
+  p = mad(p, s, -3.76125336e-1f);
+  p = mad(p, s, 1.28379166e-1f);
+  return t > 0.927734375f ? big : mad(p, x, x);
+}
+
+#define STX_LIBM1(name)                     \
+  f32 libm_##name(f32) __asm__(#name "f");  \
+  f64 libm_##name(f64) __asm__(#name);
+#define STX_LIBM2(name)                         \
+  f32 libm_##name(f32, f32) __asm__(#name "f"); \
+  f64 libm_##name(f64, f64) __asm__(#name);
+#if defined(__AVX512F__) && defined(__x86_64__)
+#define STX_512(sf, sd, A1, A2) \
+  extern "C" vec<f32, 16> sf##avx512f A1; \
+  extern "C" vec<f64, 8> sd##avx512f A2;
+#define STX_CALL512(sf, sd, AS, AD)                                          \
+  if constexpr (sizeof(V) == 64 && sizeof(elem<V>) == 4) return (V)sf##avx512f AS; \
+  if constexpr (sizeof(V) == 64 && sizeof(elem<V>) == 8) return (V)sd##avx512f AD;
+#else
+#define STX_512(sf, sd, A1, A2)
+#define STX_CALL512(sf, sd, AS, AD)
+#endif
+#if defined(__AVX2__)
+#define STX_256(sf, sd, A1, A2) \
+  extern "C" vec<f32, 8> sf##avx2 A1; \
+  extern "C" vec<f64, 4> sd##avx2 A2;
+#define STX_CALL256(sf, sd, AS, AD, AH)                                      \
+  if constexpr (sizeof(V) == 32 && sizeof(elem<V>) == 4) return (V)sf##avx2 AS; \
+  if constexpr (sizeof(V) == 32 && sizeof(elem<V>) == 8) return (V)sd##avx2 AD; \
+  if constexpr (sizeof(V) == 16 && sizeof(elem<V>) == 4) return low(sf##avx2 AH);
+FI vec<f32, 8> twice(vec<f32, 4> x) { return vec<f32, 8>{x[0], x[1], x[2], x[3], x[0], x[1], x[2], x[3]}; }
+FI vec<f32, 4> low(vec<f32, 8> x) { return vec<f32, 4>{x[0], x[1], x[2], x[3]}; }
+template <class V> FI vec<f32, 8> both_halves(V x) { return twice((vec<f32, 4>)x); }
+#else
+#define STX_256(sf, sd, A1, A2)
+#define STX_CALL256(sf, sd, AS, AD, AH)
+#endif
+#define STX_V1(T, N) (vec<T, N>)
+#define STX_V2(T, N) (vec<T, N>, vec<T, N>)
+#define STX_LANES(call)                               \
+  V r = {};                                           \
+  for (int k = 0; k < lanes<V>; k++) r[k] = call;     \
+  return r;
+// name, SLEEF's float and double names without the tier
+#define STX_FN1_ONLY(name, u)                                                                     \
+  STX_LIBM1(name)                                                                                 \
+  STX_512(Sleef_##name##f16_##u, Sleef_##name##d8_##u, STX_V1(f32, 16), STX_V1(f64, 8))           \
+  STX_256(Sleef_##name##f8_##u, Sleef_##name##d4_##u, STX_V1(f32, 8), STX_V1(f64, 4))             \
+  template <class V> FI V sleef_##name(V x) {                                                     \
+    STX_CALL512(Sleef_##name##f16_##u, Sleef_##name##d8_##u, ((vec<f32, 16>)x), ((vec<f64, 8>)x)) \
+    STX_CALL256(Sleef_##name##f8_##u, Sleef_##name##d4_##u, ((vec<f32, 8>)x), ((vec<f64, 4>)x), (both_halves(x))) \
+    STX_LANES(libm_##name(x[k]))                                                                  \
+  }
+#define STX_FN2(name, u)                                                        \
+  STX_LIBM2(name)                                                               \
+  STX_512(Sleef_##name##f16_##u, Sleef_##name##d8_##u, STX_V2(f32, 16), STX_V2(f64, 8)) \
+  STX_256(Sleef_##name##f8_##u, Sleef_##name##d4_##u, STX_V2(f32, 8), STX_V2(f64, 4))   \
+  template <class V> FI V name(V x, V y) {                                      \
+    STX_CALL512(Sleef_##name##f16_##u, Sleef_##name##d8_##u, ((vec<f32, 16>)x, (vec<f32, 16>)y), ((vec<f64, 8>)x, (vec<f64, 8>)y)) \
+    STX_CALL256(Sleef_##name##f8_##u, Sleef_##name##d4_##u, ((vec<f32, 8>)x, (vec<f32, 8>)y), ((vec<f64, 4>)x, (vec<f64, 4>)y), (both_halves(x), both_halves(y))) \
+    STX_LANES(libm_##name(x[k], y[k]))                                          \
+  }                                                                             \
+  FI f32 name(f32 x, f32 y) { return libm_##name(x, y); }                       \
+  FI f64 name(f64 x, f64 y) { return libm_##name(x, y); }
+// inline in float, SLEEF in double
+#define STX_HOT(name, u)                                                        \
+  STX_FN1_ONLY(name, u)                                                         \
+  template <class V> FI V name(V x) {                                           \
+    if constexpr (sizeof(elem<V>) == 4) return name##_f32(x);                   \
+    else return sleef_##name(x);                                                \
+  }                                                                             \
+  FI f32 name(f32 x) { return name##_f32(vec<f32, 4>{x, x, x, x})[0]; }         \
+  FI f64 name(f64 x) { return libm_##name(x); }
+#define STX_PLAIN2(name)                                                        \
+  STX_LIBM2(name)                                                               \
+  template <class V> FI V name(V x, V y) { STX_LANES(libm_##name(x[k], y[k])) } \
+  FI f32 name(f32 x, f32 y) { return libm_##name(x, y); }                       \
+  FI f64 name(f64 x, f64 y) { return libm_##name(x, y); }
+
+STX_HOT(exp, u10) STX_HOT(log, u10) STX_HOT(tanh, u10) STX_HOT(erf, u10)
+#define STX_RARE1(X) X(exp2, u10) X(expm1, u10) X(log2, u10) X(log10, u10) X(log1p, u10) X(sin, u10) X(cos, u10) \
+  X(tan, u10) X(asin, u10) X(acos, u10) X(atan, u10) X(sinh, u10) X(cosh, u10) X(asinh, u10) X(acosh, u10)       \
+  X(atanh, u10) X(erfc, u15) X(lgamma, u10)
+#define STX_SCALAR1(name, u)                    \
+  STX_FN1_ONLY(name, u)                         \
+  template <class V> FI V name(V x) { return sleef_##name(x); } \
+  FI f32 name(f32 x) { return libm_##name(x); } \
+  FI f64 name(f64 x) { return libm_##name(x); }
+STX_RARE1(STX_SCALAR1)
+STX_FN2(pow, u10) STX_FN2(atan2, u10) STX_FN2(hypot, u05)
+STX_PLAIN2(fmod) STX_PLAIN2(nextafter)
+template <class V> FI V sigmoid(V x) { return 1 / (1 + exp(-x)); }
+// Python's remainder: the sign of the divisor
+template <class V> FI V remainder(V a, V b) {
+  V r = fmod(a, b);
+  return (r != 0) & ((b < 0) != (r < 0)) ? r + b : r;
+}
+FI f32 remainder(f32 a, f32 b) { f32 r = fmod(a, b); return r != 0 && (b < 0) != (r < 0) ? r + b : r; }
+FI f64 remainder(f64 a, f64 b) { f64 r = fmod(a, b); return r != 0 && (b < 0) != (r < 0) ? r + b : r; }
