@@ -64,6 +64,11 @@ class Text:
             self._read(item)
         return self.names[chain[0] if chain else source]
 
+    def is_module(self, source: Source) -> bool:
+        """Whether a source reads a module, whose type and hooks are compared as soon as it is read."""
+        self.read(source)
+        return isinstance(self.values[source], nn.Module)
+
     def _read(self, source: Source) -> None:
         owner = getattr(source, "owner", None)
         base = self.values.get(owner)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Source:
     """`get(args, kwargs)` reads the value as the function itself would; raises LookupError or AttributeError if gone."""
 
