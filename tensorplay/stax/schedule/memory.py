@@ -129,14 +129,14 @@ class _Arena:
 def in_place(kernel: Kernel, name: str, dead: str, buffers: dict[str, Buffer]) -> bool:
     """Whether `kernel` may store `name` over `dead`: same layout, and each point stores where it alone has loaded.
 
-    Not in kernels that reduce: a later pass over the row may load again what an earlier one loaded.
+    Every pass over a row may load it: full points are stored in the last one (see `Kernel`).
     """
     new, old = buffers[name], buffers[dead]
-    if kernel.rdims or new.dtype.itemsize != old.dtype.itemsize or new.span != old.span or distinct(new) != new.span:
-        return False
-    if any(not isinstance(n.loop, Pointwise) for n in kernel.nodes):
+    if new.dtype.itemsize != old.dtype.itemsize or new.span != old.span or distinct(new) != new.span:
         return False
     writer = next(i for i, n in enumerate(kernel.nodes) if name in n.writes)
+    if not isinstance(kernel.nodes[writer].loop, Pointwise):
+        return False
     at = kernel.nodes[writer].at[kernel.nodes[writer].writes.index(name)]
     readers = [i for i, n in enumerate(kernel.nodes) if dead in n.reads]
     return max(readers) <= writer and all(e is at for i in readers for e in _offsets(kernel.nodes[i], dead))

@@ -24,6 +24,10 @@ class Kernel:
     (the same expression object), so its value is at hand; a Reduction's result is at hand once the loop over
     rdims is complete, so its readers belong to a later pass over the row. An input that the kernel writes back is
     loaded, by that node or by earlier ones, at the very offset of the store only: such a load takes the old value.
+
+    A store may overwrite what a load of the same kernel reads at the same offset (a write-back, or an output that
+    the memory plan puts over a dying input). So code computes all values of a point before it stores the first of
+    them, and stores full points in the last pass over the row, values of a row behind it.
     """
 
     name: str
