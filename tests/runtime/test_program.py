@@ -372,3 +372,16 @@ def test_many_library_calls_run_in_order_and_free_their_results():
     x = torch.randn(256, 256)
     assert torch.equal(p(x)[0], x)
     assert p.host.count("\n            del buf") == 39
+
+
+def test_long_tuples_are_wrapped_inside_their_brackets():
+    names = [f"a_long_name_of_an_input_{k}" for k in range(17)]
+    for count in range(1, 18):
+        inputs = tuple(buffer(n, 2) for n in names[:count])
+        refs = tuple(Ref(n, (2,), (1,)) for n in names[:count])
+        plan = Plan(Loops(inputs, (), refs), (), Memory())
+        source = Source("cpp", "", (), {})
+        p = Program(None, None, plan.loops, plan, source, build(source, Target()))
+        values = tuple(torch.randn(2) for _ in range(count))
+        assert all(a is b for a, b in zip(p(*values), values, strict=True))
+        assert max(map(len, p.host.splitlines())) <= 100

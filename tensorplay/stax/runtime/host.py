@@ -7,7 +7,6 @@ autocast, since the operator graph was recorded there; what the caller gets is m
 
 from __future__ import annotations
 
-import functools
 import keyword
 import math
 import re
@@ -37,10 +36,6 @@ BELOW = (
 below = torch._C._ExcludeDispatchKeyGuard
 
 
-WIDTH = 100
-fill = functools.partial(textwrap.wrap, break_long_words=False, break_on_hyphens=False)
-
-
 @dataclass(frozen=True)
 class Host:
     """The compiled host code and its text."""
@@ -54,6 +49,13 @@ def group(items: Iterable[str]) -> str:
     """A tuple as Python writes it."""
     items = list(items)
     return f"({items[0]},)" if len(items) == 1 else f"({', '.join(items)})"
+
+
+def wrap(text: str, indent: str) -> list[str]:
+    """A long tuple on several lines; what follows its bracket stays with it."""
+    whole = text.replace(") = ", ")\0=\0")
+    lines = textwrap.wrap(whole, 100, initial_indent=indent, subsequent_indent=indent + "    ", break_long_words=False)
+    return [line.replace("\0", " ") for line in lines]
 
 
 class Writer:
@@ -78,12 +80,7 @@ class Writer:
         out = list(heads)
         for i, (depth, text, _) in enumerate(self.lines):
             indent = "    " * depth
-            wrapped = len(text) > WIDTH and text.startswith(("(", "return ("))
-            out += (
-                fill(text, WIDTH, initial_indent=indent, subsequent_indent=indent + "    ")
-                if wrapped
-                else [indent + text]
-            )
+            out += wrap(text, indent) if text.startswith(("(", "return (")) else [indent + text]
             if i in dead and i + 1 < len(self.lines):
                 out.append(indent + "del " + ", ".join(dead[i]))
         return "\n".join(out) + "\n"
