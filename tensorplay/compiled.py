@@ -165,10 +165,9 @@ class Compiled:
 
     def _find(self, call: Call, args: tuple, kwargs: dict[str, Any]) -> tuple[Version, tuple] | None:
         for version in self.versions:
-            if version.sigma == call.sigma and version.ambient == call.ambient and version.aliases == call.aliases:
-                inputs = version.match(args, kwargs)
-                if inputs is not None:
-                    return version, inputs
+            inputs = version.serves(call, args, kwargs)
+            if inputs is not None:
+                return version, inputs
         return None
 
     def _run(self, version: Version, inputs: tuple, args: tuple, kwargs: dict[str, Any]) -> Any:

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import fx
 
-from .aliasing import extents, overlaps, ties
-from .ambient import NAMES
+from .aliasing import extents, overlaps, same_objects, ties
+from .ambient import NAMES, ambient
 from .guards import GATES, MISSING, Guard, differences, guards
 from .reading import Text, module_entry
-from .signature import Entry, Identity, entry, identities, show, tensor_entry
+from .signature import Entry, Identity, entry, identities, show, signature, tensor_entry
 from .sources import Argument, Keyword, Source, TypeOf
 
 if TYPE_CHECKING:
@@ -33,6 +33,11 @@ class Call:
     sigma: Entry
     aliases: tuple[int, ...]
     ambient: tuple
+
+    @staticmethod
+    def of(args: tuple, kwargs: dict[str, Any]) -> Call:
+        sigma = signature(args, kwargs)
+        return Call(sigma, same_objects(args, kwargs, sigma), ambient())
 
 
 @dataclass(frozen=True)
@@ -126,6 +131,12 @@ class Version:
         """The graph that the back end received."""
         assert self.captured is not None
         return self.captured.graph
+
+    def serves(self, call: Call, args: tuple, kwargs: dict[str, Any]) -> tuple | None:
+        """The tensors for the placeholders where the call has this version's key, else None."""
+        if self.sigma == call.sigma and self.ambient == call.ambient and self.aliases == call.aliases:
+            return self.match(args, kwargs)
+        return None
 
     def read(self, args: tuple, kwargs: dict[str, Any]) -> tuple[Any, ...]:
         """The tensors for the placeholders."""
