@@ -59,7 +59,7 @@ class Group:
 
 @dataclass(frozen=True)
 class Refused:
-    """Why two groups were not merged when they were tried last."""
+    """Why two groups, the earlier one first, are not one."""
 
     first: int
     second: int
@@ -80,7 +80,6 @@ class Fusion:
             self.groups[i].before.update(before)
             for j in before:
                 self.groups[j].after.add(i)
-        self.refused: dict[tuple[int, int], Refused] = {}
         for a, b in self.pairs():
             self.groups[a].partners[b] = None
             self.groups[b].partners[a] = None
@@ -368,64 +367,60 @@ class Fusion:
         del self.groups[guest.number]
         return base
 
-    def run(self) -> None:
-        """Merges until no candidate is left."""
+    def run(self) -> list[Refused]:
+        """Merges until no candidate is left; one reason for each pair of final groups that share a buffer."""
         heap: list[tuple[int, int, int]] = []
+        refused: dict[tuple[int, int], str] = {}
 
         def push(a: int, b: int) -> None:
             a, b = min(a, b), max(a, b)
-            if self.groups[a].alone or self.groups[b].alone:
-                return
+            refused.pop((a, b), None)
             score = self.saved(self.groups[a], self.groups[b])
             if score > 0:
                 heapq.heappush(heap, (-score, a, b))
-            elif (a, b) not in self.refused:
-                self.refuse(a, b, 0, "no byte is saved")
 
-        for a, group in self.groups.items():
-            for b in group.partners:
-                if a < b:
+        for a, b in self.candidates():
+            push(a, b)
+        while True:
+            while heap:
+                score, a, b = heapq.heappop(heap)
+                if a not in self.groups or b not in self.groups or (a, b) in refused:
+                    continue
+                if self.saved(self.groups[a], self.groups[b]) < -score:
                     push(a, b)
-        while heap:
-            score, a, b = heapq.heappop(heap)
-            if a not in self.groups or b not in self.groups or (a, b) in self.refused:
-                continue
-            first, second = self.groups[a], self.groups[b]
-            now = self.saved(first, second)
-            if now < -score:
-                push(a, b)
-                continue
-            answer = self.attempt(first, second)
-            if isinstance(answer, str):
-                self.refuse(a, b, now, answer)
-                continue
-            base, guest, found = answer
-            reduces = bool(base.space.rdims)
-            fresh = list(guest.partners) if len(guest.partners) <= len(base.partners) else list(base.partners)
-            if reduces != bool(guest.space.rdims) or found.first:
-                fresh = [*base.partners, *guest.partners]
-            joint = self.merge(base, guest, found)
-            for n in dict.fromkeys(fresh):
-                n = self.find(n)
-                if n != joint.number:
-                    self.refused.pop((min(n, joint.number), max(n, joint.number)), None)
-                    push(n, joint.number)
+                    continue
+                answer = self.attempt(self.groups[a], self.groups[b])
+                if isinstance(answer, str):
+                    refused[a, b] = answer
+                    continue
+                base, guest, found = answer
+                fresh = list(guest.partners)  # pairs with the base are in the heap already
+                if bool(base.space.rdims) != bool(guest.space.rdims) or found.first:  # they may match better now
+                    fresh += base.partners
+                self.merge(base, guest, found)
+                for n in dict.fromkeys(map(self.find, fresh)):
+                    if n != base.number and not self.groups[n].alone:
+                        push(n, base.number)
+            out = []
+            for a, b in self.candidates(alone=True):  # a merge elsewhere may have made room
+                answer = self.attempt(self.groups[a], self.groups[b])
+                saved = self.saved(self.groups[a], self.groups[b])
+                if not isinstance(answer, str) and saved > 0:
+                    push(a, b)
+                else:
+                    a, b = sorted((a, b), key=self.position.__getitem__)
+                    out.append(Refused(a, b, saved, answer if isinstance(answer, str) else "no byte is saved"))
+            if not heap:
+                return out
 
-    def refuse(self, a: int, b: int, saved: int, reason: str) -> None:
-        self.refused[a, b] = Refused(a, b, saved, reason)
-
-    def refusals(self) -> list[Refused]:
-        """One reason for each pair of final groups that share a buffer, in order."""
-        out = []
-        for a, group in sorted(self.groups.items()):
-            for b in sorted(group.partners):
-                if a < b:
-                    first, second = sorted((group, self.groups[b]), key=lambda g: self.position[g.number])
-                    saved = self.saved(first, second)
-                    answer = self.attempt(first, second)
-                    reason = answer if isinstance(answer, str) else "no byte is saved"
-                    out.append(Refused(first.number, second.number, saved, reason))
-        return out
+    def candidates(self, alone: bool = False) -> list[tuple[int, int]]:
+        """Pairs of present groups that share a buffer, with or without those that never merge."""
+        return [
+            (a, b)
+            for a, group in sorted(self.groups.items())
+            for b in sorted(group.partners)
+            if a < b and (alone or not (group.alone or self.groups[b].alone))
+        ]
 
     def order(self) -> list[Group]:
         """The groups in a topological order that stays close to the order of the graph."""

@@ -23,7 +23,7 @@ def schedule(loops: Loops, target: Target) -> Plan:
     """Which loops form a kernel, in which order, in which memory."""
     deps = dependences(loops)
     fusion = Fusion(deps, target)
-    fusion.run()
+    refusals = fusion.run()
     steps: list[Step] = []
     names: dict[int, str] = {}
     reads: list[dict[str, None]] = []
@@ -39,7 +39,7 @@ def schedule(loops: Loops, target: Target) -> Plan:
             kernels += 1
             steps.append(kernel)
             names[group.number] = kernel.name
-    refused = [Refusal(names[r.first], names[r.second], r.saved, r.reason) for r in fusion.refusals()]
+    refused = [Refusal(names[r.first], names[r.second], r.saved, r.reason) for r in refusals]
     return Plan(deps.loops, tuple(steps), plan_memory(steps, reads, deps), tuple(refused), bound(deps))
 
 
