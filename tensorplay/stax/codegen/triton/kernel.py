@@ -75,7 +75,8 @@ def by_columns(kernel: Kernel, roots: list[Expr]) -> bool:
     votes = 0
     for n in loads(*roots):
         steps = dict(parts(n.args[1])[1])
-        votes += sum(steps.get(v) == 1 for v in kernel.dims) - sum(steps.get(v) == 1 for v in kernel.rdims)
+        x, r = ([steps[v] for v in vs if v in steps] for vs in (kernel.dims, kernel.rdims))
+        votes += (1 in x) - (1 in r) if x and r else 0
     return votes > 0
 
 

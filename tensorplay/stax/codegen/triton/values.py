@@ -179,7 +179,7 @@ class Values:
         x, r, _ = shape([at, *guard])
         options = []
         if mask := self.mask(x, r, guard):
-            policy = f"eviction_policy='{'evict_first' if self.last else 'evict_last'}'"
+            policy = f"eviction_policy='{'evict_first' if self.last and x else 'evict_last'}'"
             zero = literal(0.0 if node.dtype.is_floating_point else 0)
             options = [mask, *([policy] if r else []), f"other={zero}"]
         pointer = f"{self.slot(node.name, 'in_ptr')} + {self.spread(at, x, r)}"
