@@ -47,46 +47,44 @@ def mse_loss(x: Tensor, y: Tensor, reduction: int = MEAN) -> Tensor:
     return _reduced(aten.mul.Tensor(d, d), reduction)
 
 
-@own(aten.fill.Scalar)
-def fill(x: Tensor, value: Any) -> Tensor:
-    return _full(x, value)
-
-
-@own(aten.fill.Tensor)
-def fill_tensor(x: Tensor, value: Tensor) -> Tensor:
-    if value.dtype != x.dtype or value.device != x.device:
-        value = aten._to_copy.default(value, dtype=x.dtype, device=x.device)
-    return aten.clone.default(aten.expand.default(value, list(x.shape)), memory_format=torch.contiguous_format)
-
-
 @own(aten.zero.default)
 def zero(x: Tensor) -> Tensor:
-    return _full(x, 0)
+    return aten.full_like.default(x, 0)
 
 
-@own(aten.zeros_like.default)
-def zeros_like(x: Tensor, **options: Any) -> Tensor:
-    return aten.full_like.default(x, 0, **options)
+@own(aten.glu.default)
+def glu(x: Tensor, dim: int = -1) -> Tensor:
+    half = x.shape[dim] // 2
+    low = x.dtype
+    if low in (torch.bfloat16, torch.float16):  # one rounding, as the kernel has
+        x = aten._to_copy.default(x, dtype=torch.float32)
+    value, gate = aten.slice.Tensor(x, dim, 0, half), aten.slice.Tensor(x, dim, half, 2 * half)
+    found = aten.mul.Tensor(value, aten.sigmoid.default(gate))
+    return found if x.dtype == low else aten._to_copy.default(found, dtype=low)
 
 
-@own(aten.ones_like.default)
-def ones_like(x: Tensor, **options: Any) -> Tensor:
-    return aten.full_like.default(x, 1, **options)
-
-
-def _full(x: Tensor, value: Any) -> Tensor:
-    if x.dtype == torch.bool:
-        value = bool(value)
-    return aten.full.default(list(x.shape), value, dtype=x.dtype, layout=x.layout, device=x.device, pin_memory=False)
-
-
-@own(aten._index_put_impl.default)
-def index_put_impl(x: Tensor, indices: list, values: Tensor, accumulate: bool = False, unsafe: bool = False) -> Tensor:
-    return aten.index_put.default(x, indices, values, accumulate)
+@own(aten.binary_cross_entropy_with_logits.default)
+def binary_cross_entropy_with_logits(
+    x: Tensor, y: Tensor, weight: Tensor | None = None, pos_weight: Tensor | None = None, reduction: int = MEAN
+) -> Tensor:
+    log = aten.log_sigmoid_forward.default(x)[0]
+    if pos_weight is not None:
+        log = aten.mul.Tensor(aten.add.Tensor(aten.mul.Tensor(aten.sub.Tensor(pos_weight, 1), y), 1), log)
+    loss = aten.sub.Tensor(aten.mul.Tensor(aten.rsub.Scalar(y, 1), x), log)
+    if weight is not None:
+        loss = aten.mul.Tensor(loss, weight)
+    return _reduced(loss, reduction)
 
 
 # Rules of torch's table that are used, by name of the operator; each was run on torch's own operator samples.
-TORCH: frozenset[str] = frozenset()
+TORCH = frozenset(
+    {
+        "aten.block_diag.default",
+        "aten.ldexp.Tensor",
+        "aten.native_dropout_backward.default",
+        "aten.renorm.default",
+    }
+)
 
 
 def has_row(op: torch._ops.OpOverload) -> bool:
@@ -103,13 +101,15 @@ def _has_row() -> Callable[[torch._ops.OpOverload], bool]:
 
 @functools.cache
 def rule(op: torch._ops.OpOverload) -> Rule | None:
-    if has_row(op) or random(op):
-        return None
-    if op in OWN:
+    if op in OWN:  # first: the result is the same, and its parts fuse with their neighbours
         return OWN[op]
-    if torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), "CompositeImplicitAutograd"):
+    composite = torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), "CompositeImplicitAutograd")
+    may_alias = any(r.alias_info is not None for r in op._schema.returns)
+    if composite and (may_alias or not (has_row(op) or random(op))):  # `reshape` views or copies: show which
         return functools.partial(op._op_dk, torch.DispatchKey.CompositeImplicitAutograd)
-    return torch._decomp.decomposition_table.get(op) if from_torch(op) else None
+    if has_row(op) or random(op) or not from_torch(op):
+        return None
+    return torch._decomp.decomposition_table.get(op)
 
 
 def from_torch(op: torch._ops.OpOverload) -> bool:

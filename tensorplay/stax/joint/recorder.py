@@ -80,7 +80,7 @@ class Recorder(TorchDispatchMode):
         node = self.named.get(id(t))
         if node is None or node._erased:
             name = f"constant_{len(self.named)}"
-            setattr(self.constants, name, t)
+            setattr(self.constants, name, t.detach())
             node = self.graph.create_node("get_attr", name, name=name)
             node.meta.update(spec=_spec(t), line=self.line, ordered=False, fresh=fresh)
             self.named[id(t)] = node
