@@ -221,12 +221,12 @@ class Compiled:
         start = time.perf_counter()
         captured = self._capture(args, kwargs)
         if isinstance(captured, Fallback):
-            version: Version = Version(call, None, self.fn, args, kwargs)
+            version: Version = Version(call, None, args, kwargs)
             version.fallback = captured
             self.versions = (*self.versions, version)
             return version, ()
         seconds = {"capture": time.perf_counter() - start}
-        version = Version(call, captured, self.fn, args, kwargs, replayer(captured))
+        version = Version(call, captured, args, kwargs, replayer(captured))
         seconds["key"] = time.perf_counter() - start - seconds["capture"]
         inputs = version.match(args, kwargs)
         if inputs is None:  # a key that does not hold for its own call would never be right

@@ -171,6 +171,36 @@ def test_tied_weights_stay_tied_only_while_they_are():
         assert eq(cm(x), net.forward(x)) and N(cm) == 2
 
 
+def test_two_places_that_hold_one_object_are_watched():
+    class Box:
+        pass
+
+    box, items = Box(), [ones(2)] * 2
+    box.a = box.b = ones(2)
+    for f, args, untie in [
+        (lambda x: x + box.a * box.b, (ones(2),), lambda: setattr(box, "b", 3 * ones(2))),
+        (lambda x: x + items[0] * items[1], (ones(2),), lambda: items.__setitem__(1, 3 * ones(2))),
+        (lambda x, o: x + o.a * o.c, (ones(2), box), lambda: setattr(box, "c", 3 * ones(2))),
+    ]:
+        box.c = box.a
+        cf = comp(f)
+        assert eq(cf(*args), f(*args))
+        untie()
+        assert eq(cf(*args), f(*args)) and eq(cf(*args), 4 * ones(2))
+
+
+def test_storage_offsets_count_where_they_are_numbers():
+    base = torch.arange(20.0)
+    for f in (lambda x: x * x.storage_offset(), lambda x: torch.as_strided(x, (2,), (1,), 3) * 1):
+        cf = comp(f, backend="aot_eager")
+        for k in (1, 2, 3):
+            assert eq(cf(base[k : k + 2]), f(base[k : k + 2]))
+        assert N(cf) == 3
+    cf = comp(lambda x: x * 2)
+    cf(base[1:3]), cf(base[2:4])
+    assert N(cf) == 1
+
+
 def test_an_argument_that_is_also_a_closure_variable():
     w = ones(2)
     cf = comp(lambda x: x + w)

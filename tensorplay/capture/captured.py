@@ -35,6 +35,7 @@ class Captured:
     gates, replay: the data gates in order and the graph that recomputes them from the placeholders (None without gates).
     written: positions of the placeholders whose storage the function writes.
     random: whether it draws from a generator.
+    ties: pairs of places that held one object during the capture, of which the trace read only the second.
     """
 
     graph: fx.GraphModule
@@ -46,3 +47,4 @@ class Captured:
     replay: fx.GraphModule | None = None
     written: tuple[int, ...] = ()
     random: bool = False
+    ties: tuple[tuple[Source, Source], ...] = ()

@@ -47,6 +47,17 @@ def state(reach: Reach, ran: set[types.CodeType] | None) -> tuple[tuple[Source, 
     return tuple(rows)
 
 
+def ties(reach: Reach, ran: set[types.CodeType] | None) -> tuple[tuple[Source, Source], ...]:
+    """Pairs of places that hold one tensor, module, container or object, where code that ran may have read the first
+    of them: the trace knows the object by the second place alone."""
+    names = reach.names if ran is None else set().union(*map(code_names, ran))
+    return tuple(
+        (twin.source, twin.first)
+        for twin in reach.twins
+        if (not twin.name or twin.name in names) and not _private(twin.source)
+    )
+
+
 def _private(source: Source) -> bool:
     """Whether the place is bookkeeping of torch.nn.Module, which only torch's own call path reads."""
     while isinstance(source, (Attribute, Item, Size)):

@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import fx
 
-from .aliasing import extents, overlaps, same_objects, ties
+from .aliasing import extents, overlaps, same_objects
 from .ambient import NAMES, ambient
 from .guards import GATES, MISSING, Guard, differences, guards
 from .reading import Text, module_entry
 from .signature import Entry, Identity, entry, identities, show, signature, tensor_entry
-from .sources import Argument, Keyword, Source, TypeOf
+from .sources import Argument, Keyword, Method, Source, TypeOf
 
 if TYPE_CHECKING:
     from ..capture.captured import Captured, Gate
@@ -59,7 +59,7 @@ class Version:
     """A program with its key (section 2.2)."""
 
     def __init__(
-        self, call: Call, captured: Captured | None, fn: Any, args: tuple, kwargs: dict[str, Any], replayed: Any = None
+        self, call: Call, captured: Captured | None, args: tuple, kwargs: dict[str, Any], replayed: Any = None
     ) -> None:
         """Builds the key from the call that was captured; `captured` is None where the function runs as it stands.
 
@@ -80,11 +80,11 @@ class Version:
         if captured is None:
             self.match, self.text = lambda args, kwargs: (), ""
         else:
-            self._read(captured, fn, args, kwargs)
+            self._read(captured, args, kwargs)
             self.captured = replace(captured, samples=(), state=())
         self.held: list[Identity] = identities((self.sigma, tuple(p.expected for p in self.parts)))
 
-    def _read(self, captured: Captured, fn: Any, args: tuple, kwargs: dict[str, Any]) -> None:
+    def _read(self, captured: Captured, args: tuple, kwargs: dict[str, Any]) -> None:
         text = Text(args, kwargs)
         names = [text.read(source) for source in captured.inputs]
         values = [text.values[source] for source in captured.inputs]
@@ -94,12 +94,17 @@ class Version:
                 continue
             states[source] = entry(value)
             text.equal(text.read(source), states[source], value)
+        if any("as_strided" in str(n.target) for n in captured.graph.graph.nodes):  # reads the offset as a number
+            for source, value in zip(captured.inputs, values):
+                place = Method(source, "storage_offset")
+                states[place] = entry(value.storage_offset())
+                text.equal(text.read(place), states[place], value.storage_offset())
         lifted: dict[Source, Entry] = {}
         for source, name, value in zip(captured.inputs, names, values):
             if not isinstance(source, (Argument, Keyword)):  # those are in sigma
                 lifted[source] = tensor_entry(value)
                 text.tensor(name, lifted[source])
-        self.ties = ties(fn, args, kwargs, text.owners, captured.inputs, values)
+        self.ties = captured.ties
         for a, b in self.ties:
             text.check(f"{text.read(a)} is not {text.read(b)}")
         listed = "".join(f"{n}, " for n in names)
