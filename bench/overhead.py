@@ -19,7 +19,8 @@ def example(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     return (torch.relu(x + w) * 2).sum(-1)
 
 
-def peers(inductor: bool) -> dict[str, object]:
+def peers(inductor: bool, held: list) -> dict[str, object]:
+    """The functions to time; `held` keeps what they point to."""
     import tensorplay as tp
     from tensorplay.stax.runtime import launch
 
@@ -29,15 +30,16 @@ def peers(inductor: bool) -> dict[str, object]:
     program = tp.explain(compiled).versions[-1].program
     name = program.source.entries[0]
     tensors = [{"primals_1": x, "primals_2": w}.get(slot, out) for slot in program.plan.slots]
-    pointers = launch.array(len(tensors))
-    arguments = launch.entry_of(program.artifact, name), launch.table_of(pointers), 1
-    launch.launch(*arguments, tuple(range(len(tensors))), *tensors)
+    lease = program.arena.take()  # keeps the table alive, as `tensors` keeps what it points to
+    entry = launch.entry_of(program.artifact, name)
+    launch.launch(entry, lease.table, 1, tuple(range(len(tensors))), *tensors)
     found = {
         "eager": lambda: example(x, w),
         "compiled": lambda: compiled(x, w),
         "program": lambda: program(x, w),
-        "entry": lambda: launch.launch(*arguments, ()),
+        "entry": lambda: launch.launch(entry, lease.table, 1, ()),
     }
+    held.append((lease, tensors))
     if inductor:
         theirs = torch.compile(example)
         theirs(x, w)
@@ -51,7 +53,8 @@ def main() -> None:
     options.add_argument("--rounds", type=int, default=11)
     chosen = options.parse_args()
     with torch.no_grad():
-        times = alternate(peers(chosen.inductor), chosen.rounds, least=5e-3)
+        held: list = []
+        times = alternate(peers(chosen.inductor, held), chosen.rounds, least=5e-3)
     base = times["entry"].median
     rows = [
         [name, f"{t.best * 1e6:.2f}", f"{t.median * 1e6:.2f}", f"{(t.median - base) * 1e6:.2f}"]
