@@ -176,15 +176,33 @@ define(aten.sub, _sub)
 define(aten.rsub, lambda x, y, alpha=1: _sub(y, x, alpha))
 define(aten.mul, lambda x, y: s.mul(x, y))
 define((aten.div.Tensor, aten.div.Scalar), lambda x, y: s.div(x, y), FLOAT)
-define((aten.div.Tensor_mode, aten.div.Scalar_mode), _div)
+
+
+@declare("pointwise", aten.div.Tensor_mode, aten.div.Scalar_mode)
+def _div_mode(cx: Any, x: Any, y: Any, *, rounding_mode: str | None) -> Lowered:
+    half = cx.spec.dtype if cx.spec.dtype != compute(cx.spec.dtype) else None
+    if half is not None and rounding_mode == "trunc":  # eager rounds the quotient to the half type first
+        return apply(cx, lambda a, b: s.trunc(s.div(a, b).to(half).to(torch.float32)), (x, y))
+    return apply(cx, lambda a, b: _div(a, b, rounding_mode), (x, y), FLOAT if rounding_mode is None else SAME)
+
+
 define(aten.floor_divide, lambda x, y: _div(x, y, "floor"))
 define(aten.remainder, _reduced(s.remainder))
 define(aten.fmod, _reduced(s.fmod))
-define((aten.pow.Tensor_Scalar, aten.pow.Tensor_Tensor, aten.pow.Scalar), _pow)
+define((aten.pow.Tensor_Tensor, aten.pow.Scalar), _pow)
+
+
+@declare("pointwise", aten.pow.Tensor_Scalar)
+def _pow_number(cx: Any, x: Lowered, y: Any) -> Lowered:
+    if cx.spec.dtype == torch.float16 and y in (0.5, -0.5):  # eager has no square root here: pow(-inf, 0.5) is inf
+        return apply(cx, lambda a: s.pow_(a, y), (x,))
+    return apply(cx, _pow, (x, y))
+
+
 define(aten.neg, lambda x: -x)
 define(aten.abs, lambda x: abs(x))
 define(aten.reciprocal, lambda x: 1 / x, FLOAT)
-define(aten.addcmul, lambda x, a, b, value=1: x + (a * b if value == 1 else value * a * b))
+define(aten.addcmul, lambda x, a, b, value=1: s.fma(a * value, b, x) if x.floating else x + a * value * b)
 define(aten.addcdiv, lambda x, a, b, value=1: x + (a / b if value == 1 else value * a / b))
 define(aten.maximum, lambda x, y: s.maximum(x, y))
 define(aten.minimum, lambda x, y: s.minimum(x, y))
@@ -458,6 +476,24 @@ _loss(aten.mse_loss.default, lambda x, y: (x - y) * (x - y))
 _loss(aten.smooth_l1_loss.default, _smooth_l1)
 _loss(aten.huber_loss.default, _huber)
 _loss(aten.soft_margin_loss.default, lambda x, y: s.log1p(s.exp(-x * y)))
+
+
+def _bce(cx: Any, x: Any, y: Any, weight: Any, reduction: int, formula: Callable[..., Scalar]) -> Lowered:
+    size = tuple(torch.broadcast_shapes(*(v.size for v in (x, y, weight) if v is not None)))
+    a, b, w = (None if v is None else Scalar(convert(cx.expanded(v, size).body, v.dtype, x.dtype)) for v in (x, y, weight))
+    each = formula(a, b)
+    loss = Lowered(size, cx.spec.dtype, (each if w is None else each * w).expr)
+    if reduction == 0:
+        return loss
+    (total,) = cx.reduce("sum", loss)
+    return total if reduction == 2 else Lowered((), total.dtype, (Scalar(total.body) / float(loss.numel)).expr)
+
+
+@declare("pointwise", aten.binary_cross_entropy_with_logits.default)
+def _bce_with_logits(cx: Any, x: Any, y: Any, weight: Any = None, pos_weight: Any = None, reduction: int = 1) -> Lowered:
+    if pos_weight is not None:
+        raise Refuse("weights of positive labels")
+    return _bce(cx, x, y, weight, reduction, lambda a, b: (1 - b) * a - (s.minimum(a, 0) - s.log1p(s.exp(-abs(a)))))
 
 
 # ---- conversion and copies -------------------------------------------------------------------------------------------
