@@ -53,9 +53,15 @@ def _is(a: Any, b: Any) -> bool:
     return a is b or (type(a) is type(b) and type(a) in (int, str, float) and a == b)
 
 
+def _read_dict(owner: dict) -> dict:
+    return {key: item for key, item in dict.items(owner)}
+
+
 def _put_dict(owner: dict, content: dict) -> None:
-    owner.clear()
-    owner.update(content)
+    base = collections.OrderedDict if isinstance(owner, collections.OrderedDict) else dict
+    base.clear(owner)
+    for key, item in content.items():
+        base.__setitem__(owner, key, item)
 
 
 def _put_list(owner: Any, content: list) -> None:
@@ -112,13 +118,13 @@ class Snapshot:
         for found in reach.objects.values():
             self._keep(found)
         for namespace, names in reach.globals.values():
-            content = {name: namespace[name] for name in names if name in namespace}
-            self.kept.append(Kept(f"globals of {namespace.get('__name__', '?')}", namespace, content, *_names(names)))
+            read, put = _names(names)
+            self.kept.append(Kept(f"globals of {namespace.get('__name__', '?')}", namespace, read(namespace), read, put))
 
     def _keep(self, found: Found) -> None:
         value, source = found.value, found.source
         if isinstance(value, dict):
-            self.kept.append(Kept(source, value, dict(value), dict, _put_dict))
+            self.kept.append(Kept(source, value, _read_dict(value), _read_dict, _put_dict))
         elif isinstance(value, (list, collections.deque)):
             self.kept.append(Kept(source, value, list(value), list, _put_list))
         elif isinstance(value, set):
@@ -148,7 +154,10 @@ class Snapshot:
             kept.restore()
 
 
-def _names(names: set[str]) -> tuple[Callable[[dict], dict], Callable[[dict, dict], None]]:
+def _names(used: set[str]) -> tuple[Callable[[dict], dict], Callable[[dict, dict], None]]:
+    """Reads and puts back these names of a dictionary of globals."""
+    names = sorted(used)
+
     def read(namespace: dict) -> dict:
         return {name: namespace[name] for name in names if name in namespace}
 
@@ -159,5 +168,4 @@ def _names(names: set[str]) -> tuple[Callable[[dict], dict], Callable[[dict, dic
             else:
                 namespace.pop(name, None)
 
-    names = set(names)
     return read, put

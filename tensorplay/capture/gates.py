@@ -1,26 +1,22 @@
 """Data gates: the points at which the trace turned data into a Python value (definition 3.2).
 
 In: the captured graph while it is still whole, and the gates in order.  Out: the replay graph, the backward slice of
-the gates (algorithm 3.1), and `first_difference`, which runs it on other inputs.
+the gates (algorithm 3.1); `value_of` turns its outputs into the values to compare.
 Always: the replay writes nothing of the caller's and draws no random numbers; the writes that a gate saw are in it,
-on copies; gates are compared in the order of the program and the first difference ends the replay, since a later gate
-may not be computable on another path.
+on copies, and those that came after it do not show in its output.
 """
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy
 import torch
 from torch import fx
-from torch.fx.node import map_arg
 
 from . import ambient
-from .captured import Captured, Gate
+from .captured import Gate
 from .isolate import isolate
 
 CONVERT: dict[str, Callable[[Any], Any]] = {
@@ -39,30 +35,6 @@ def value_of(kind: str, output: Any) -> Any:
     """The Python value of a gate from what its node computes; other kinds compute the value itself."""
     convert = CONVERT.get(kind)
     return output if convert is None else convert(output)
-
-
-def same(a: Any, b: Any) -> bool:
-    """Equality by type and bits: 1, 1.0 and True differ, 0.0 and -0.0 differ, NaN equals itself."""
-    stack = [(a, b)]
-    while stack:
-        x, y = stack.pop()
-        if type(x) is not type(y):
-            return False
-        if isinstance(x, (list, tuple)):
-            if len(x) != len(y):
-                return False
-            stack.extend(zip(x, y))
-        elif type(x) is float:
-            if struct.pack("<d", x) != struct.pack("<d", y) and not (x != x and y != y):
-                return False
-        elif type(x) is complex:
-            stack.extend(((x.real, y.real), (x.imag, y.imag)))
-        elif isinstance(x, numpy.ndarray):
-            if x.dtype != y.dtype or x.shape != y.shape or x.tobytes() != y.tobytes():
-                return False
-        elif x is not y and x != y:
-            return False
-    return True
 
 
 @dataclass(frozen=True)
@@ -174,51 +146,3 @@ def _slice(
         for key in traits.get(node, _NONE).touches:
             pending.extend(writers.pop(key, ()))
     return needed
-
-
-def first_difference(captured: Captured, tensors: Sequence[torch.Tensor]) -> int | None:
-    """The first gate whose value on these inputs is not the value taken; None where all agree.
-
-    A gate that cannot be computed on these inputs counts as different.
-    """
-    if captured.replay is None:
-        return None
-    state = ambient.ambient()
-    waiting: dict[str, list[int]] = {}
-    for k, gate in enumerate(captured.gates):
-        waiting.setdefault(gate.node, []).append(k)
-    values: dict[fx.Node, Any] = {}
-    arrived: dict[int, Any] = {}
-    following = 0
-    inputs = iter(tensors)
-    grad = any(n.target is torch.autograd.grad for n in captured.replay.graph.nodes)
-    try:
-        with torch.set_grad_enabled(grad):
-            for node in captured.replay.graph.nodes:
-                if node.op == "output":
-                    break
-                try:
-                    values[node] = _run(captured.replay, node, values, inputs)
-                    for k in waiting.get(node.name, ()):
-                        arrived[k] = value_of(captured.gates[k].kind, values[node])
-                except Exception:
-                    return following
-                while following in arrived:
-                    if not same(arrived.pop(following), captured.gates[following].value):
-                        return following
-                    following += 1
-        return None
-    finally:
-        ambient.restore(state)
-
-
-def _run(module: fx.GraphModule, node: fx.Node, values: dict[fx.Node, Any], inputs: Any) -> Any:
-    if node.op == "placeholder":
-        return next(inputs)
-    if node.op == "get_attr":
-        return getattr(module, node.target)
-    args = map_arg(node.args, values.__getitem__)
-    kwargs = map_arg(node.kwargs, values.__getitem__)
-    if node.op == "call_method":
-        return getattr(args[0], node.target)(*args[1:], **kwargs)
-    return node.target(*args, **kwargs)

@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import builtins
 import contextlib
+import sys
 import threading
 import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+
+from .reach import is_library_file
 
 _ORIGINAL_HAS_TORCH_FUNCTION = torch.overrides.has_torch_function
 _DISABLED = torch._C._disabled_torch_function_impl
@@ -45,18 +48,6 @@ def overrides_torch_function(args: Any) -> bool:
     return False
 
 
-class Apply:
-    """A custom autograd function as a node target: calling it applies the class."""
-
-    def __init__(self, cls: type) -> None:
-        self.cls = cls
-        self.__name__ = self.__qualname__ = f"apply_{cls.__name__}"
-        self.__module__ = cls.__module__
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self.cls.apply(*args, **kwargs)  # type: ignore[attr-defined]
-
-
 _ON_APPLY: list[Callable[[type, tuple, dict], Any]] = []  # the callback of the running capture
 _OWNER: list[int] = []  # the thread of the running capture
 
@@ -70,7 +61,7 @@ def _announce(cls: type, args: tuple, kwargs: dict) -> Any:
 class _Template:
     @classmethod
     def apply(cls, *args: Any, **kwargs: Any) -> Any:
-        _ = __class__  # type: ignore[name-defined]  # noqa: F821  (the same free variable as in the function it stands in for)
+        _ = __class__  # type: ignore[name-defined]
         from tensorplay.capture.patches import _announce
 
         return _announce(cls, args, kwargs)
@@ -101,8 +92,8 @@ def patched(on_apply: Callable[[type, tuple, dict], Any], refuse: Callable[[str]
 
     def refused(original: Any, reason: str) -> Any:
         def stand_in(*args: Any, **kwargs: Any) -> Any:
-            if threading.get_ident() == owner:
-                refuse(f"{original.__name__}() {reason}")
+            if threading.get_ident() == owner and not is_library_file(sys._getframe(1).f_code.co_filename):
+                refuse(f"{original.__name__}() {reason}, which a graph does not repeat")
             return original(*args, **kwargs)
 
         return stand_in
@@ -131,19 +122,23 @@ def patched(on_apply: Callable[[type, tuple, dict], Any], refuse: Callable[[str]
 
 
 _CHECKS = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
+_ASKING = (torch.functional, torch.nn.functional, torch._tensor)  # modules whose functions ask for overrides
 
 
 @contextlib.contextmanager
 def opened(function: types.FunctionType) -> Iterator[None]:
-    """Lets the body of a library function run under the mode: its own question for overrides is answered with no."""
-    namespace, owner = function.__globals__, threading.get_ident()
-    saved = {name: namespace[name] for name in _CHECKS if name in namespace}
+    """Lets the body of a library function run under the mode: the question for overrides is answered with no."""
+    owner = threading.get_ident()
+    namespaces = {id(n): n for n in (function.__globals__, *[vars(m) for m in _ASKING])}.values()
+    saved = [(n, {name: n[name] for name in _CHECKS if name in n}) for n in namespaces]
 
     def answer(original: Any) -> Any:
         return lambda *args: False if threading.get_ident() == owner else original(*args)
 
-    namespace.update({name: answer(original) for name, original in saved.items()})
     try:
+        for namespace, checks in saved:
+            namespace.update({name: answer(original) for name, original in checks.items()})
         yield
     finally:
-        namespace.update(saved)
+        for namespace, checks in saved:
+            namespace.update(checks)

@@ -38,6 +38,7 @@ _OPAQUE = (
     types.MappingProxyType, torch.Generator, numpy.generic, range, slice,
 )  # fmt: skip
 _FUNCTIONS = (types.FunctionType, types.MethodType, staticmethod, classmethod, property, functools.cached_property)
+_SHARED = (type, types.FunctionType, types.MethodType, types.ModuleType)  # many places hold them; state has its own rows
 _LIMIT = 100_000  # objects followed; beyond it the program is refused rather than half seen
 
 
@@ -90,6 +91,15 @@ class Scalar:
 
 
 @dataclass(frozen=True)
+class Twin:
+    """A second place that holds an object which the walk had met before, and the first place."""
+
+    source: Source
+    first: Source
+    name: str
+
+
+@dataclass(frozen=True)
 class Found:
     """An object on the walk: what it is and where it is read.
 
@@ -101,6 +111,10 @@ class Found:
     keyed: bool
 
 
+class TooMuch(Exception):
+    """The function reaches more objects than capture follows."""
+
+
 class Reach:
     """The walk and what it found.  `tensors` and `objects` map identities; the objects are kept alive meanwhile."""
 
@@ -108,6 +122,7 @@ class Reach:
         self.tensors: dict[int, tuple[torch.Tensor, Source]] = {}
         self.objects: dict[int, Found] = {}
         self.scalars: list[Scalar] = []
+        self.twins: list[Twin] = []
         self.names: set[str] = {"forward", "__call__"}
         self.globals: dict[int, tuple[dict, set[str]]] = {}  # the dictionaries of globals and the names used from them
         self._waiting: dict[str, list[tuple[Any, Source]]] = {}
@@ -144,7 +159,11 @@ class Reach:
             if not keyed:
                 self.scalars.append(Scalar(source, value, name, code))
         elif isinstance(value, torch.Tensor):
-            self.tensors.setdefault(id(value), (value, source))
+            first = self.tensors.setdefault(id(value), (value, source))[1]
+            if first is not source:
+                self.twins.append(Twin(source, first, name))
+        elif id(value) in self.objects and not keyed and not isinstance(value, _SHARED):
+            self.twins.append(Twin(source, self.objects[id(value)].source, name))
         elif id(value) not in self.objects and not isinstance(value, _OPAQUE):
             self.objects[id(value)] = found = Found(value, source, keyed)
             self._queue.append(found)
@@ -153,7 +172,7 @@ class Reach:
         while self._queue:
             found = self._queue.popleft()
             if len(self.objects) > _LIMIT:
-                raise OverflowError(f"the function reaches more than {_LIMIT} objects, last {found.source}")
+                raise TooMuch(f"the function reaches more than {_LIMIT} objects, last {found.source}")
             self._expand(found)
 
     def _expand(self, found: Found) -> None:
@@ -169,7 +188,7 @@ class Reach:
             for name in ("func", "args", "keywords"):
                 self._push(getattr(value, name), Attribute(source, name), "", False)
         elif isinstance(value, dict):
-            for key, item in value.items():
+            for key, item in list(dict.items(value)):
                 self._push(item, Item(source, key), "", keyed)
             self._attributes(value, source, keyed)
         elif isinstance(value, (list, tuple, collections.deque)):
@@ -223,9 +242,10 @@ class Reach:
                         self._member(member, owner, name)
                     else:
                         self._waiting.setdefault(name, []).append((member, owner))
-                elif not library and not name.startswith("__"):
-                    if isinstance(member, torch.Tensor) or not is_installed_class(base):
-                        self._push(member, Attribute(owner, name), name, False)
+                elif library or name.startswith("__"):
+                    continue
+                elif isinstance(member, torch.Tensor) or not is_installed_class(base):
+                    self._push(member, Attribute(owner, name), name, False)
 
     def _member(self, member: Any, owner: Source, name: str) -> None:
         source: Source = Attribute(owner, name)

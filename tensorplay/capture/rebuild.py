@@ -116,7 +116,7 @@ def _make_empty(step: Make) -> Any:
         made.default_factory = step.extra
         return made
     if step.kind == "deque":
-        return collections.deque((), step.extra) if step.cls is collections.deque else step.cls((), step.extra)
+        return collections.deque(maxlen=step.extra) if step.cls is collections.deque else step.cls((), step.extra)
     return step.cls.__new__(step.cls)
 
 
@@ -284,7 +284,7 @@ class _Builder:
             return Make(cls, "set", (), tuple(number(v) for v in value), self._attributes(value))
         if isinstance(value, collections.deque):
             return Make(cls, "deque", (), tuple(number(v) for v in value), (), value.maxlen)
-        if not (cls.__flags__ & (1 << 9)) or cls.__new__ is not object.__new__ and not _plain_new(cls):
+        if not (cls.__flags__ & (1 << 9)) or (cls.__new__ is not object.__new__ and not _plain_new(cls)):
             self.recorder.refuse(f"returns a {cls.__module__}.{cls.__qualname__} made during the call")
         return Make(cls, "object", (), (), self._attributes(value))
 

@@ -28,7 +28,7 @@ from ..stax.loops.nodes import Spec
 from . import ambient
 from .gates import Taken, Trait
 from .isolate import isolate
-from .patches import Apply, apply_function, opened
+from .patches import apply_function, opened
 from .reach import Reach, argument_tensors, is_library_file
 from .spelling import (
     CONVERSIONS,
@@ -38,8 +38,10 @@ from .spelling import (
     SILENT_READS,
     SILENT_WRITES,
     STATE_SETTERS,
+    Call,
     Tensor,
     describe,
+    early_writes,
     is_setter,
     spell,
 )
@@ -89,7 +91,7 @@ class Recorder(TorchFunctionMode):
         self._callers: dict[int, str] | None = None  # storage keys of the caller's tensors
         self._names: set[str] = set()
         self._isolated_keys: set[int] = set()
-        self._applies: list[Apply] = []
+        self._applies: list[Call] = []
         self._constants: dict[int, tuple[Any, str]] = {}
         self._last_input: fx.Node | None = None
         self._last: fx.Node | None = None
@@ -151,6 +153,7 @@ class Recorder(TorchFunctionMode):
         self._bind(tensor, node)
         if key in self.learned.isolated:
             self._isolate(key)
+            self.traits[node] = Trait(frozenset((key, storage_key(self._stand_ins[id(tensor)][1]))))
         return node
 
     def _isolate(self, key: int) -> None:
@@ -266,15 +269,20 @@ class Recorder(TorchFunctionMode):
 
     # ---- writes --------------------------------------------------------------------------------------------------
 
-    def _before_write(self, tensor: Tensor, key: int) -> None:
-        """Called by the watch before an operator writes: the caller's storages are never written."""
+    def _before_write(self, *tensors: Tensor) -> None:
+        """Called before an operator writes these tensors: the caller's storages are never written."""
         if self._callers is None:
             self._callers = {storage_key(t): str(source) for t, source in self.reach.tensors.values()}
             self._callers.pop(0, None)
-        if key in self._callers or key in self.sample_keys:
-            if key in self.learned.isolated or key == 0:
-                self.refuse(f"writes {self._callers.get(key, 'an argument')} where capture cannot stand in for it")
-            self.learned.isolated.add(key)
+        found = False
+        for tensor in tensors:
+            key = storage_key(tensor)
+            if key in self._callers or key in self.sample_keys:
+                if key in self.learned.isolated or key == 0:
+                    self.refuse(f"writes {self._callers.get(key, 'an argument')} where capture cannot stand in for it")
+                self.learned.isolated.add(key)
+                found = True
+        if found:
             self._stop(Restart())
 
     # ---- the mode ------------------------------------------------------------------------------------------------
@@ -311,9 +319,12 @@ class Recorder(TorchFunctionMode):
             self.refuse("uses a torch.func transform, which capture does not represent yet")
         self._switches()
         node_args, node_kwargs = self._arguments(tuple(args)), self._arguments(dict(kwargs))
+        early = [t for t in early_writes(func, args, kwargs) if id(t) not in self._stand_ins]
+        if early:
+            self._before_write(*early)
         setter = is_setter(func) or func in SILENT_WRITES
         if setter and args and isinstance(args[0], Tensor) and id(args[0]) not in self._stand_ins:
-            self._before_write(args[0], storage_key(args[0]))
+            self._before_write(args[0])
         if func in SILENT_READS:
             self._silent_read(func, args, kwargs)
         if self._stand_ins:
@@ -344,20 +355,20 @@ class Recorder(TorchFunctionMode):
         opcode, target, spelled, named = spell(func, node_args, node_kwargs)
         node = self.graph.create_node(opcode, target, spelled, named)
         node.meta["line"], node.meta["spec"] = line, _spec(result)
+        if seen.opaque:
+            node.meta["opaque"] = True
         self._last = node
         touches = set(seen.written)
         for tensor in _tensors(result):
             if type(tensor) not in _KNOWN_TYPES:
                 self.refuse(f"{describe(func)} returns a {type(tensor).__name__}")
-            if tensor.layout is not torch.strided:
-                self.refuse(f"{describe(func)} returns a tensor of layout {tensor.layout}")
             touches.add(storage_key(tensor))
         for tensor in _tensors(args):
             touches.add(storage_key(tensor))
         self.traits[node] = Trait(frozenset(touches), frozenset(seen.written), seen.random)
         if holds_tensor:
             self._bind_result(result, node, line)
-            if seen.dynamic:
+            if seen.dynamic or seen.read:
                 self._shape_gates(result, line)
         elif result is not None and takes_tensor:
             if not _is_plain(result):
@@ -443,7 +454,7 @@ class Recorder(TorchFunctionMode):
                 self.learned.inlined.add(func)
                 self._stop(Restart())
             else:
-                self.refuse(f"{describe(func)} reads data of a value that it computed itself")
+                seen.opaque = True
         if (seen.hidden or seen.dynamic) and self._can_open(func):
             self.learned.inlined.add(func)
             self._stop(Restart())
@@ -485,9 +496,9 @@ class Recorder(TorchFunctionMode):
         """Stands in for torch.autograd.Function.apply: the function stays one node, with its own backward."""
         if self.watch.seen is not None or not torch.overrides._is_torch_function_mode_enabled():
             return apply_function(cls, args, kwargs)
-        target = next((t for t in self._applies if t.cls is cls), None)
+        target = next((t for t in self._applies if t.func.__self__ is cls), None)
         if target is None:
-            target = Apply(cls)
+            target = Call(cls.apply, f"apply_{cls.__name__}", cls.__module__)
             self._applies.append(target)
         with torch._C.DisableTorchFunction():
             return self.record(target, args, kwargs, run=lambda *a, **k: apply_function(cls, a, k))
@@ -551,7 +562,7 @@ def _holds_tensor(value: Any) -> bool:
 def _spec(value: Any) -> Any:
     """Metadata that outlives the value."""
     if isinstance(value, Tensor):
-        return Spec.of(value) if value.layout is torch.strided else None
+        return Spec.of(value) if value.layout is torch.strided and not value.is_nested else None
     if isinstance(value, (list, tuple)) and _holds_tensor(value):
         return tuple(_spec(v) if _holds_tensor(v) else None for v in value)
     return None

@@ -5,8 +5,6 @@ In: a graph module with meta['spec'].  Out: a string.
 
 from __future__ import annotations
 
-import re
-
 from torch import fx
 
 from ..stax.loops.nodes import Spec
@@ -23,6 +21,7 @@ def show(module: fx.GraphModule) -> str:
         text = node.format_node() or ""
         spec = node.meta.get("spec")
         if isinstance(spec, Spec) and node.op != "placeholder":
-            text = re.sub(r"^(%\w+) :", lambda m: f"{m.group(1)} shape={spec.size} :", text)
+            name, colon, rest = text.partition(" :")
+            text = f"{name} shape={spec.size}{colon}{rest}"
         lines.append(f"    {text}")
     return "\n".join([*lines, ")"])

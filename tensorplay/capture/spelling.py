@@ -8,7 +8,10 @@ operator, so that `x + w` is `operator.add` (torch announces `x + w` and `x.add(
 
 from __future__ import annotations
 
+import functools
 import operator
+import sys
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -88,6 +91,27 @@ ESCAPES: dict[Any, str] = {
 # arguments read on the host without a sign at any level: position of the tensor
 SILENT_READS: dict[Any, int] = {torch.tensor_split: 1, Tensor.tensor_split: 1}
 
+# write these arguments in training, and count the write before the dispatcher sees it: (flag, tensors) by position, name
+EARLY_WRITES: dict[Any, tuple[tuple[int, str, bool], tuple[tuple[int, str], ...]]] = {
+    torch.nn.functional.batch_norm: ((5, "training", False), ((1, "running_mean"), (2, "running_var"))),
+    torch.batch_norm: ((5, "training", False), ((3, "running_mean"), (4, "running_var"))),
+    torch.nn.functional.instance_norm: ((5, "use_input_stats", True), ((1, "running_mean"), (2, "running_var"))),
+    torch.instance_norm: ((5, "use_input_stats", False), ((3, "running_mean"), (4, "running_var"))),
+}
+
+
+def early_writes(func: Any, args: tuple, kwargs: dict) -> list[Tensor]:
+    """The tensors that the call will write without saying so in time."""
+    row = EARLY_WRITES.get(func)
+    if row is None:
+        return []
+    (position, name, default), tensors = row
+    if not (args[position] if len(args) > position else kwargs.get(name, default)):
+        return []
+    found = [args[k] if len(args) > k else kwargs.get(n) for k, n in tensors]
+    return [t for t in found if isinstance(t, Tensor)]
+
+
 # change a tensor's Python-visible state without an operator that the dispatcher could see
 SILENT_WRITES: set[Any] = _of_tensor("requires_grad_ set_ rename_")
 
@@ -103,6 +127,35 @@ def is_getter(func: Any) -> bool:
     return getattr(func, "__name__", None) == "__get__"
 
 
+def _is_member(func: Any, name: str) -> bool:
+    """Whether a callable is the method of Tensor with this name; some reach a mode as bare functions of TensorBase."""
+    member = getattr(Tensor, name, None)
+    if member is None:
+        return False
+    return member == func or getattr(func, "__qualname__", "").partition(".")[0] in ("Tensor", "TensorBase", "_TensorBase")
+
+
+class Call:
+    """A callable that cannot be found by its name, as a node target with a name of its own."""
+
+    def __init__(self, func: Any, name: str, module: str = __name__) -> None:
+        self.func = func
+        self.__name__ = self.__qualname__ = name
+        self.__module__ = module
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.func(*args, **kwargs)
+
+
+@functools.lru_cache(maxsize=4096)
+def _importable(func: Any) -> bool:
+    """Whether generated source finds a torch function under its qualified name."""
+    if not isinstance(func, types.FunctionType) or func.__module__.partition(".")[0] != "torch":
+        return True  # fx passes other callables by reference, and knows where torch keeps its built-in ones
+    found = sys.modules.get(func.__module__)
+    return getattr(found, func.__name__, None) is func
+
+
 def spell(func: Any, args: tuple, kwargs: dict) -> tuple[str, Any, tuple, dict]:
     """(opcode, target, args, kwargs) of the node that stands for `func(*args, **kwargs)`."""
     name = getattr(func, "__name__", None)
@@ -110,8 +163,7 @@ def spell(func: Any, args: tuple, kwargs: dict) -> tuple[str, Any, tuple, dict]:
         return "call_function", getattr, (args[0], func.__self__.__name__), {}
     if name == "__set__":
         return "call_function", setattr, (args[0], func.__self__.__name__, args[1]), {}
-    member = getattr(Tensor, name, None) if type(name) is str else None
-    if member is not None and member == func:
+    if type(name) is str and _is_member(func, name):
         op = OPERATORS.get(name)
         arity = 1 if op in _UNARY else 3 if op in _TERNARY else 2
         if op is not None and len(args) == arity and not kwargs:
@@ -120,7 +172,7 @@ def spell(func: Any, args: tuple, kwargs: dict) -> tuple[str, Any, tuple, dict]:
         if op is not None and len(args) == 2 and not kwargs:
             return "call_function", op, args[::-1], kwargs
         return "call_method", name, args, kwargs
-    return "call_function", func, args, kwargs
+    return "call_function", func if _importable(func) else Call(func, name), args, kwargs
 
 
 def describe(func: Any) -> str:
@@ -128,7 +180,7 @@ def describe(func: Any) -> str:
     name = getattr(func, "__name__", None) or repr(func)
     if name in ("__get__", "__set__"):
         return f"Tensor.{func.__self__.__name__}"
-    if getattr(Tensor, name, None) == func:
+    if _is_member(func, name):
         return f"Tensor.{name}"
     module = getattr(func, "__module__", None)
     return f"{module}.{name}" if module else name

@@ -41,9 +41,8 @@ def state(reach: Reach, ran: set[types.CodeType] | None) -> tuple[tuple[Source, 
         elif isinstance(value, types.FunctionType):
             if named and _rebindable(source) and (ran is None or value.__code__ in ran):
                 rows.append((source, value))
-        elif isinstance(value, type):
-            if isinstance(source, Cell):
-                rows.append((source, value))
+        elif isinstance(value, type) and isinstance(source, Cell):
+            rows.append((source, value))
     return tuple(rows)
 
 

@@ -27,10 +27,10 @@ from .effects import Snapshot
 from .gates import Random, replay_graph
 from .isolate import isolate
 from .patches import patched
-from .reach import Reach
+from .reach import Reach, TooMuch
 from .rebuild import Newborn, plan
 from .recorder import Learned, Recorder, Refused, Restart
-from .state import state
+from .state import state, ties
 
 _LOCK = threading.RLock()
 _RUNNING: list[int] = []  # threads that capture, innermost last
@@ -54,27 +54,30 @@ def capture(fn: Any, args: tuple, kwargs: dict) -> Captured:
 
 def _capture(fn: Any, args: tuple, kwargs: dict) -> Captured:
     learned = Learned()
-    settled = False  # whether Python effects of a first run, such as filling a cache, were left in place
-    for _ in range(_RESTARTS):
-        try:
-            with _generators_kept():
-                reach = Reach(fn, args, kwargs)
-                return _once(fn, args, kwargs, reach, learned, settled)
-        except Restart:
-            continue
-        except _Settle:
-            settled = True
-        except Refused as refused:
-            raise GraphCaptureError(str(refused)) from refused.__cause__
-        except OverflowError as error:
-            if "reaches more than" not in str(error):
-                raise
-            raise GraphCaptureError(str(error)) from None
-    raise GraphCaptureError("capture did not settle: the function takes another path on each run")
+    first: Snapshot | None = None  # before a run whose Python effects, such as filling a cache, were left in place
+    try:
+        for _ in range(_RESTARTS):
+            try:
+                with _generators_kept():
+                    return _once(fn, args, kwargs, Reach(fn, args, kwargs), learned, first is not None)
+            except Restart:
+                continue
+            except _Settle as settle:
+                first = settle.snapshot
+        raise Refused("capture did not settle: the function takes another path on each run")
+    except BaseException as error:
+        if first is not None:
+            first.restore()
+        if isinstance(error, (Refused, TooMuch)):
+            raise GraphCaptureError(str(error)) from error.__cause__
+        raise
 
 
 class _Settle(BaseException):
     """The run changed Python objects; a second run tells whether it does so every time."""
+
+    def __init__(self, snapshot: Snapshot) -> None:
+        self.snapshot = snapshot
 
 
 def _once(fn: Any, args: tuple, kwargs: dict, reach: Reach, learned: Learned, settled: bool) -> Captured:
@@ -108,10 +111,11 @@ def _once(fn: Any, args: tuple, kwargs: dict, reach: Reach, learned: Learned, se
             if settled:
                 recorder.refuse_at(f"changes Python objects that existed before the call: {'; '.join(changes[:3])}", fn)
             keep_effects = True
-            raise _Settle
+            raise _Settle(snapshot)
         for code, namespace in ran.items():
             reach.add_code(code, namespace)
-        return _assemble(recorder, reach, rebuild, state(reach, set(ran) if profiled else None))
+        codes = set(ran) if profiled else None
+        return _assemble(recorder, reach, rebuild, state(reach, codes), ties(reach, codes))
     finally:
         if not keep_effects:
             snapshot.restore()
@@ -119,7 +123,7 @@ def _once(fn: Any, args: tuple, kwargs: dict, reach: Reach, learned: Learned, se
         recorder.close()
 
 
-def _assemble(recorder: Recorder, reach: Reach, rebuild: Any, rows: tuple) -> Captured:
+def _assemble(recorder: Recorder, reach: Reach, rebuild: Any, rows: tuple, tied: tuple) -> Captured:
     graph, root = recorder.graph, recorder.root
     gates, replay = (), None
     if recorder.gates:  # before anything is removed from the graph (corollary 3.1)
@@ -145,6 +149,7 @@ def _assemble(recorder: Recorder, reach: Reach, rebuild: Any, rows: tuple) -> Ca
         replay,
         tuple(written),
         any(trait.random for trait in recorder.traits.values()),
+        tied,
     )
 
 

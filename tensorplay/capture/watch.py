@@ -34,6 +34,7 @@ class Seen:
     dynamic: bool = False  # the shape of a result depends on data
     read: list[torch.Tensor] = field(default_factory=list)  # tensors that became Python values
     hidden: bool = False  # a whole-tensor data read, such as aten.equal
+    opaque: bool = False  # a value computed inside became a Python value
 
 
 @dataclass(frozen=True)
@@ -100,7 +101,7 @@ class Watch(TorchDispatchMode):
     def ignore_compile_internals(cls) -> bool:
         return True
 
-    def __init__(self, before_write: Callable[[torch.Tensor, int], None]) -> None:
+    def __init__(self, before_write: Callable[..., None]) -> None:
         super().__init__()
         self.before_write = before_write
         self.seen: Seen | None = None
@@ -134,6 +135,5 @@ class Watch(TorchDispatchMode):
 
     def _write(self, value: Any, seen: Seen) -> None:
         for t in _tensors(value):
-            key = storage_key(t)
-            self.before_write(t, key)
-            seen.written.add(key)
+            self.before_write(t)
+            seen.written.add(storage_key(t))
