@@ -73,13 +73,13 @@ class Body:
         self.kept: dict[Expr, tuple[str, str]] = {}  # value kept since an earlier pass: array, index
         self.checks: list[tuple[str, str]] = []  # message, origin
         self.origin = ""
-        self.names = 0
+        self.names: dict[str, int] = {}
 
     # ---- names and places ---------------------------------------------------------------------------------------
 
     def fresh(self, stem: str = "tmp") -> str:
-        self.names += 1
-        return f"{stem}{self.names - 1}"
+        k = self.names[stem] = self.names.get(stem, -1) + 1
+        return f"{stem}{k}"
 
     def argument(self, buffer: str, dtype: torch.dtype, write: bool = False) -> str:
         """The parameter that points to a buffer of the graph."""
@@ -97,7 +97,7 @@ class Body:
         """The C++ element type that holds `e` in registers."""
         if e in self.fits and self.vector(e, b):
             return "i32"
-        return TABLE[compute(e.dtype)].c if e.dtype is not torch.bool else "bool"
+        return TABLE[compute(e.dtype)].name if e.dtype is not torch.bool else "bool"
 
     def find(self, e: Expr, block: Block) -> str | None:
         b: Block | None = block
@@ -144,7 +144,8 @@ class Body:
             case "integer":
                 return str(node.args[0])
             case "affine":
-                terms = [memo[t] if c == 1 else f"{c} * {_atomic(memo[t])}" for t, c in node.args[1]]
+                order = sorted(node.args[1], key=lambda item: -abs(item[1]))  # outer loops first
+                terms = [memo[t] if c == 1 else f"{c} * {_atomic(memo[t])}" for t, c in order]
                 if node.args[0]:
                     terms.append(str(node.args[0]))
                 return " + ".join(terms).replace("+ -", "- ")
@@ -222,7 +223,7 @@ class Body:
         if ctype == "bool":
             return "true" if x else "false"
         if ctype == "i64":
-            return f"{x}ll" if x > -(2**63) else "(-9223372036854775807ll - 1)"
+            return f"{x}l" if x > -(2**63) else "(-9223372036854775807l - 1)"
         if ctype == "i32":
             return str(x) if x > INT32[0] else "(-2147483647 - 1)"
         return f"({ctype}){x}"
@@ -289,7 +290,7 @@ class Body:
             if typed[0].dtype is torch.int64:
                 ctype = "i32"
         else:
-            ctype = TABLE[compute(typed[0].dtype)].c if typed[0].dtype is not torch.bool else "bool"
+            ctype = TABLE[compute(typed[0].dtype)].name if typed[0].dtype is not torch.bool else "bool"
         if ctype == "bool" and not conditional:
             spelled = (_ON_MASKS if vec else _ON_BOOLS).get(op, spelled)
         elif op in _ON_INTEGERS and not e.dtype.is_floating_point:
@@ -401,7 +402,7 @@ class Body:
         have = self.register(x, b)
         text = self.literal(x, have) if x.op == "const" else self.find(x, b)
         assert text is not None
-        want = TABLE[compute(to)].c
+        want = TABLE[compute(to)].name
         if to is torch.bool:
             if vec:
                 return f"truth({text})"
@@ -448,7 +449,7 @@ class Body:
             self.need(inner, b)
         pointer = self.argument(buffer, dtype, write=True)
         vec = self.v is not None and (self.v in e.free or self.v in at.free) and not b.lane
-        ctype = TABLE[compute(dtype)].c if dtype is not torch.bool else "bool"
+        ctype = TABLE[compute(dtype)].name if dtype is not torch.bool else "bool"
         text = self.operand(value, b, ctype, vec)
         if not vec:
             plain = dtype not in HALF and dtype is not torch.bool

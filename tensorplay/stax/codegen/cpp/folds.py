@@ -16,7 +16,7 @@ INDEXED = {"argmax": 1, "argmin": -1, "max_index": 1, "min_index": -1}
 
 
 def ctype(dtype: torch.dtype) -> str:
-    return "bool" if dtype is torch.bool else TABLE[compute(dtype)].c
+    return "bool" if dtype is torch.bool else TABLE[compute(dtype)].name
 
 
 def kind_of(fold: Fold) -> str:
@@ -30,14 +30,14 @@ def lowest(dtype: torch.dtype) -> str:
     if dtype.is_floating_point:
         return "-__builtin_inff()" if compute(dtype) is torch.float32 else "-__builtin_inf()"
     low = torch.iinfo(dtype).min
-    return {"i64": "(-9223372036854775807ll - 1)", "i32": "(-2147483647 - 1)"}.get(ctype(dtype), f"({ctype(dtype)}){low}")
+    return {"i64": "(-9223372036854775807l - 1)", "i32": "(-2147483647 - 1)"}.get(ctype(dtype), f"({ctype(dtype)}){low}")
 
 
 def highest(dtype: torch.dtype) -> str:
     if dtype.is_floating_point:
         return lowest(dtype)[1:]
     high = torch.iinfo(dtype).max
-    return f"{high}ll" if ctype(dtype) == "i64" else f"({ctype(dtype)}){high}"
+    return f"{high}l" if ctype(dtype) == "i64" else f"({ctype(dtype)}){high}"
 
 
 def identity(fold: Fold) -> str:

@@ -110,7 +110,7 @@ class Writer:
         types = []
         for name in body.arguments:
             const = "" if name in body.written else "const "
-            types.append(f"{const}{TABLE[body.dtypes[name]].c} *")
+            types.append(f"{const}{TABLE[body.dtypes[name]].name} *")
         arguments = [f"{t}{p}" for t, p in zip(types, body.arguments.values(), strict=True)]
         lines = [*self.prologue(), *self.root.lines]
         if body.checks:

@@ -29,8 +29,8 @@ typedef short i16;
 typedef unsigned short u16;
 typedef int i32;
 typedef unsigned u32;
-typedef long long i64;
-typedef unsigned long long u64;
+typedef long i64;  // not long long: comparing doubles gives vectors of long
+typedef unsigned long u64;
 typedef float f32;
 typedef double f64;
 struct bf16 { u16 b; };
@@ -53,6 +53,10 @@ template <class T, int N> using vec = typename Vec<T, N>::V;
 template <bool c, class A, class B> struct If { typedef A T; };
 template <class A, class B> struct If<false, A, B> { typedef B T; };
 template <int N> using mask = vec<typename If<N * 8 == BYTES, i64, i32>::T, N>;
+template <int N> struct Vec<bool, N> { typedef mask<N> V; };  // a vector of bool is a mask, one of halves is float
+template <int N> struct Vec<b1, N> { typedef mask<N> V; };
+template <int N> struct Vec<bf16, N> { typedef vec<f32, N> V; };
+template <int N> struct Vec<f16, N> { typedef vec<f32, N> V; };
 
 template <class T> struct Plain { typedef T R; };
 template <class T> struct Plain<T &> { typedef T R; };
@@ -181,26 +185,28 @@ template <class T> using reg = typename Reg<T>::R;
 template <int N, class T> FI vec<T, N> loadu(const T *p) { return *(const typename Vec<T, N>::U *)p; }
 template <int N, class T> FI void storeu(T *p, vec<T, N> v) { *(typename Vec<T, N>::U *)p = v; }
 
-template <int N, class T> FI vec<T, N> load(const T *p) { return loadu<N>(p); }
-template <int N> FI vec<f32, N> load(const bf16 *p) { return bf16_up<vec<f32, N>>(loadu<N>((const u16 *)p)); }
-template <int N> FI vec<f32, N> load(const f16 *p) { return f16_up<vec<f32, N>>(loadu<N>((const u16 *)p)); }
-template <int N> FI mask<N> load(const b1 *p) { return flags(loadu<N>((const i8 *)p) != 0); }
-
-template <int N, class T> FI void store(T *p, vec<T, N> v) { storeu<N>(p, v); }
-template <int N> FI void store(bf16 *p, vec<f32, N> v) {
-  vec<u32, N> r = bf16_bits(v);
+template <int N, class T> FI auto load(const T *p) {
+  if constexpr (same<T, bf16>) return bf16_up<vec<f32, N>>(loadu<N>((const u16 *)p));
+  else if constexpr (same<T, f16>) return f16_up<vec<f32, N>>(loadu<N>((const u16 *)p));
+  else if constexpr (same<T, b1>) return flags(loadu<N>((const i8 *)p) != 0);
+  else return loadu<N>(p);
+}
+template <int N> FI void store_bf16(u16 *p, vec<u32, N> r) {
 #if defined(__AVX2__) && !defined(__AVX512F__) && !defined(__clang__)  // GCC narrows with a storm of shuffles
   if constexpr (N == 8) {
     typedef vec<i32, 4> Q;
     struct { Q lo, hi; } h = bits<decltype(h)>(r);
-    storeu<8>((u16 *)p, bits<vec<u16, 8>>(__builtin_ia32_packusdw128(h.lo, h.hi)));
-    return;
+    return storeu<8>(p, bits<vec<u16, 8>>(__builtin_ia32_packusdw128(h.lo, h.hi)));
   }
 #endif
-  storeu<N>((u16 *)p, __builtin_convertvector(r, vec<u16, N>));
+  storeu<N>(p, __builtin_convertvector(r, vec<u16, N>));
 }
-template <int N> FI void store(f16 *p, vec<f32, N> v) { storeu<N>((u16 *)p, f16_down(v)); }
-template <int N> FI void store(b1 *p, mask<N> m) { storeu<N>((i8 *)p, __builtin_convertvector(m & 1, vec<i8, N>)); }
+template <int N, class T, class V> FI void store(T *p, V v) {
+  if constexpr (same<T, bf16>) store_bf16<N>((u16 *)p, bf16_bits(v));
+  else if constexpr (same<T, f16>) storeu<N>((u16 *)p, f16_down(v));
+  else if constexpr (same<T, b1>) storeu<N>((i8 *)p, __builtin_convertvector(v & 1, vec<i8, N>));
+  else storeu<N>(p, v);
+}
 
 // Tails go through the stack, once a loop.
 template <class T> FI void copy(T *to, const T *from, int n) {
@@ -358,7 +364,7 @@ template <class V> FI V fmin(V a, V b) { V m = a < b ? a : b; return b == b ? m 
 
 template <class T> struct SignBit;
 template <> struct SignBit<f32> { static constexpr u32 m = 0x80000000u; };
-template <> struct SignBit<f64> { static constexpr u64 m = 0x8000000000000000ull; };
+template <> struct SignBit<f64> { static constexpr u64 m = 0x8000000000000000ul; };
 template <class V> FI V abs(V x) {
   if constexpr (is_float<elem<V>>) return bits<V>(bits<ints<V>>(x) & (elem<ints<V>>)~SignBit<elem<V>>::m);
   else return x < 0 ? -x : x;
