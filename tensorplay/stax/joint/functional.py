@@ -11,6 +11,7 @@ the graph uncopied.
 
 from __future__ import annotations
 
+import operator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -151,6 +152,8 @@ class _Pass:
             self.write(target, self.read(value), node.meta["fresh"] or into_input)
             self.graph.erase_node(node)
             return
+        if node.target in views.LISTS:  # left as it is: only its elements are read, and they follow their parent
+            return
         base = views.parent(node)
         if base is None:
             self.reread(node)
@@ -159,7 +162,8 @@ class _Pass:
                 self.alias[node] = Alias(Root(node, node), None, None, spec)
             return
         above = self.alias[base]
-        moved = self.now(above).meta["spec"] != above.seen
+        now = self.now(above)
+        moved = now.meta["spec"] != above.seen or (node.target is operator.getitem and now is not base)
         if node.target is aten.as_strided.default:
             moved = above.root.version > 0 or moved
             above = _top(above)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -227,9 +227,9 @@ class Recorder(TorchDispatchMode):
         if how.reshapes:
             return self.reshape(how.functional, args, func, kwargs)
         for name in how.names:
-            for t in named[name] if isinstance(named[name], (list, tuple)) else (named[name],):
-                if t is not None:
-                    self.may_write(t)
+            for t in _tensors(named[name]):
+                self.may_write(t)
+        _check_lists(func, how.names, named)
         inputs = {a.name: named[a.name] for a in how.functional._schema.arguments}
         if func is aten.fill_.Tensor and (node := self.node(args[1])).op == "get_attr" and node.meta["fresh"]:
             how_value = args[1].item()
@@ -335,6 +335,22 @@ def _name(op: torch._ops.OpOverload) -> str:
 
 def _storage(t: Tensor) -> int:
     return t.untyped_storage()._cdata
+
+
+def _tensors(value: Any) -> Iterable[Tensor]:
+    return [t for t in (value if isinstance(value, (list, tuple)) else (value,)) if isinstance(t, Tensor)]
+
+
+def _check_lists(func: Any, names: tuple[str, ...], named: dict[str, Any]) -> None:
+    """An operator on lists writes one tensor after another; no tensor may be read at another place of the list."""
+    owner: dict[int, int] = {}
+    for name in names:
+        if isinstance(named[name], (list, tuple)):
+            owner.update((_storage(t), i) for i, t in enumerate(_tensors(named[name])))
+    for value in named.values() if owner else ():
+        for i, t in enumerate(_tensors(value)):
+            if owner.get(_storage(t), i) != i:
+                raise UnsupportedError(f"{func} reads what it writes elsewhere in its lists")
 
 
 def _spec(result: Any) -> Any:
