@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 
 from tensorplay.stax.codegen.target import Target
-from tensorplay.stax.expr import Expr, const, load, make, var
+from tensorplay.stax.expr import Expr, const, load, loads, make, var
 from tensorplay.stax.loops.interpret import interpret, interpret_plan
 from tensorplay.stax.loops.nodes import Buffer, Compute, Extern, Loops, Pointwise, Reduction, Ref, Scan
 from tensorplay.stax.schedule.deps import row_major
@@ -132,7 +132,7 @@ def check(plan: Plan) -> None:
             else:
                 assert node.vars in (full, k.dims)
             assert not node.loop.body.free - {*node.vars, *node.rvars}
-            for e in (e for e in _loads(node) if e.name in stores):
+            for e in (e for e in loads(node.loop.body, *node.at) if e.name in stores):
                 offset, made_full = stores[e.name]
                 assert e.args[1] is offset and (node.vars == full or node.rvars or not made_full)
             for b, offset in zip(node.outputs, node.at, strict=True):
@@ -154,9 +154,3 @@ def check(plan: Plan) -> None:
     inputs = {b.name for b in plan.loops.inputs} | set(plan.loops.constants)
     covered = {*place, *plan.memory.fresh, *plan.memory.owned} | inputs
     assert set(plan.slots) <= covered
-
-
-def _loads(node: Compute):
-    from tensorplay.stax.expr import loads
-
-    return loads(node.loop.body, *node.at)

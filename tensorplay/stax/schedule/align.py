@@ -136,6 +136,16 @@ def _bind(a: _Side, b: _Side, digits_a: list, digits_b: list) -> str:
     return "only a part of it is read" if left or right else ""
 
 
+def _bind_link(a: _Side, b: _Side, link: Link) -> str:
+    """Binds the variables that two offsets into one buffer depend on."""
+    if parts(link.first)[0] != parts(link.second)[0]:
+        return "it is read at an offset"
+    digits_a, digits_b = a.digits(link.first), b.digits(link.second)
+    if digits_a is None or digits_b is None:
+        return "its index is not affine"
+    return _bind(a, b, digits_a, digits_b)
+
+
 def _bind_rest(a: _Side, b: _Side, mine: list[Expr], theirs: list[Expr]) -> str:
     """Binds free pieces in loop order: any bijection is right where no shared buffer depends on them."""
     if numel(mine) != numel(theirs):
@@ -147,16 +157,8 @@ def match(first: Space, second: Space, links: Sequence[Link]) -> Match | str:
     """Puts `second` over `first`'s variables. If exactly one of the two reduces, it must be `first`."""
     a, b = _Side(first), _Side(second)
     for link in links:
-        reason = "" if parts(link.first)[0] == parts(link.second)[0] else "it is read at an offset"
-        digits_a, digits_b = a.digits(link.first), b.digits(link.second)
-        if not reason and (digits_a is None or digits_b is None):
-            reason = "its index is not affine"
-        if reason and link.must:
-            return reason
-        if reason:
-            continue
         before = a.state(), b.state()
-        reason = _bind(a, b, digits_a, digits_b)
+        reason = _bind_link(a, b, link)
         if reason and link.must:
             return reason
         if reason:
@@ -167,8 +169,8 @@ def match(first: Space, second: Space, links: Sequence[Link]) -> Match | str:
         for p, q in a.bound.items():
             if (a.owner[p] in first.rdims) != (b.owner[q] in second.rdims):
                 return "they reduce over different dimensions"
-        for mine, theirs in ((first.dims, second.dims), (first.rdims, second.rdims)):
-            if _bind_rest(a, b, a.free(mine), b.free(theirs)):
+        for role in ("dims", "rdims"):
+            if _bind_rest(a, b, a.free(getattr(first, role)), b.free(getattr(second, role))):
                 return "they reduce over different ranges"
     else:
         mine, theirs = a.free(first.vars), b.free(second.dims)

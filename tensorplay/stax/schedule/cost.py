@@ -16,21 +16,23 @@ from ..loops.nodes import Buffer, Compute, Extern, Loops, Reduction, Ref
 from ..ops.atoms import ATOMS
 
 LINE = 64  # bytes of a cache line
+FOLDING = {"welford": 3}  # operations for each element that a reduction takes, 1 where not named
 
 
 def points(offset: Expr) -> int:
     """Upper bound of the number of elements that an offset visits: it moves with its free variables only."""
-    return math.prod(v.args[1] for v in offset.free)
+    assert offset.low is not None and offset.high is not None
+    return min(math.prod(v.args[1] for v in offset.free), offset.high - offset.low + 1)
 
 
 def distinct(buffer: Buffer) -> int:
     """Elements of a buffer that differ in memory (an expanded dimension holds one)."""
-    return min(buffer.span, math.prod(n for n, s in zip(buffer.size, buffer.stride, strict=True) if s or n == 0))
+    return min(buffer.span, math.prod(n for n, st in zip(buffer.size, buffer.stride, strict=True) if st))
 
 
 def image(offsets: Iterable[Expr], buffer: Buffer) -> int:
     """Elements of `buffer` that are needed at these offsets."""
-    return min(distinct(buffer), sum(min(points(e), e.high - e.low + 1) for e in offsets))
+    return min(distinct(buffer), sum(map(points, offsets)))
 
 
 def least(offset: Expr) -> int:
@@ -38,7 +40,7 @@ def least(offset: Expr) -> int:
     count, reach = 1, 0
     for term, c in sorted(parts(offset)[1], key=lambda item: abs(item[1])):
         if term.op != "var":
-            return min(points(offset), offset.high - offset.low + 1)
+            return points(offset)
         n = term.args[1]
         count = count * n if abs(c) > reach else max(count, n)
         reach += abs(c) * (n - 1)
@@ -95,7 +97,7 @@ def kernel_cost(
     flops = written = 0
     for k, node in enumerate(nodes):
         reduction = isinstance(node.loop, Reduction)
-        count = (3 if node.loop.kind == "welford" else 1) if reduction else 0
+        count = FOLDING.get(node.loop.kind, 1) if isinstance(node.loop, Reduction) else 0
         found: list[Expr] = []
         for e in postorder(node.loop.body, *node.at):
             if e.op == "load":
@@ -153,7 +155,7 @@ def lower_bound(loops: Loops, offsets: dict[str, list[Expr]], buffers: dict[str,
     spans: dict[str, list[tuple[int, int, int]]] = {}
     for name in outside:
         for e in offsets.get(name, ()):
-            spans.setdefault(name, []).append((e.low, e.high, least(e)))
+            spans.setdefault(name, []).append((e.low or 0, e.high or 0, least(e)))
     for node in loops.nodes:
         for ref in node.refs if isinstance(node, Extern) else ():
             if ref.buffer in outside:

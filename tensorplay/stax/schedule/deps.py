@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from ..expr import Expr, linear, load, loads
-from ..loops.nodes import Buffer, Compute, Extern, Loops, Node, Pointwise, Ref, Scan
+from ..loops.nodes import Buffer, Compute, Extern, Loops, Node, Pointwise, Reduction, Ref, Scan
 
 
 @dataclass(frozen=True)
@@ -37,6 +37,10 @@ class Dependences:
     @property
     def nodes(self) -> tuple[Node, ...]:
         return self.loops.nodes
+
+    def reduces(self, i: int) -> bool:
+        node = self.nodes[i]
+        return isinstance(node, Compute) and isinstance(node.loop, Reduction)
 
 
 def dependences(loops: Loops) -> Dependences:
@@ -102,22 +106,25 @@ def live(
 
 def separate(nodes: tuple[Node, ...], inputs: frozenset[str]) -> tuple[Node, ...]:
     """Gives a write-back that reads its own target at other points than it stores to (x.copy_(x.t())) a block of its own."""
-    return tuple(part for node in nodes for part in _separate(node, inputs))
+    out: list[Node] = []
+    for node in nodes:
+        if isinstance(node, Compute) and any(w in inputs for w in node.writes) and not _in_place(node):
+            out.extend(_through_a_copy(node))
+        else:
+            out.append(node)
+    return tuple(out)
 
 
-def _separate(node: Node, inputs: frozenset[str]) -> Iterator[Node]:
-    targets = [w for w in node.writes if w in inputs] if isinstance(node, Compute) else []
-    stores = dict(zip(node.writes, node.at, strict=True)) if targets else {}
-    roots = (node.loop.body, *node.at) if targets else ()
-    in_place = isinstance(getattr(node, "loop", None), Pointwise)
-    if all(stores.get(n.name) is None or (in_place and n.args[1] is stores[n.name]) for n in loads(*roots)):
-        yield node
-        return
-    dense = []
-    for buffer in node.outputs:
-        size = tuple(v.args[1] for v in node.vars)
-        dense.append(Buffer(f"{buffer.name}_new", buffer.dtype, buffer.device, size, row_major(size)))
-    yield replace(node, outputs=tuple(dense), at=tuple(linear(node.vars, b.stride) for b in dense))
+def _in_place(node: Compute) -> bool:
+    stores = dict(zip(node.writes, node.at, strict=True))
+    own = [e for e in loads(node.loop.body, *node.at) if e.name in stores]
+    return not own or (isinstance(node.loop, Pointwise) and all(e.args[1] is stores[e.name] for e in own))
+
+
+def _through_a_copy(node: Compute) -> Iterator[Compute]:
+    size = tuple(v.args[1] for v in node.vars)
+    dense = tuple(Buffer(f"{b.name}_new", b.dtype, b.device, size, row_major(size)) for b in node.outputs)
+    yield replace(node, outputs=dense, at=tuple(linear(node.vars, b.stride) for b in dense))
     for buffer, at, new in zip(node.outputs, node.at, dense, strict=True):
         body = load(new.name, linear(node.vars, new.stride), new.dtype)
         yield Compute((buffer,), (at,), Pointwise(node.vars, body), node.origins)

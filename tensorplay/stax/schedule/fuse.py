@@ -23,6 +23,7 @@ from ..loops.nodes import Compute, Extern, Reduction
 from .align import Link, Match, Space, composed, match, numel, split_variables, straighten
 from .cost import column, distinct, footprint, levels, points
 from .deps import Dependences, standing_alone
+from .legality import same_point
 
 MAX_EXPRESSIONS = 1500  # value expressions of a kernel
 MAX_BUFFERS = 60  # buffers of a kernel that live in memory
@@ -98,9 +99,10 @@ class Fusion:
         node = self.deps.nodes[i]
         if isinstance(node, Extern):
             nothing = Space(())
-            loads, stores = {name: {} for name in node.reads}, dict.fromkeys(node.writes, integer(0))
-            return Group(i, [i], nothing, standing_alone(node), loads=loads, stores=stores)
-        loads = {}
+            whole: dict[str, dict[Expr, None]] = {name: {} for name in node.reads}
+            stores = dict.fromkeys(node.writes, integer(0))
+            return Group(i, [i], nothing, standing_alone(node), loads=whole, stores=stores)
+        loads: dict[str, dict[Expr, None]] = {}
         values: dict[Expr, None] = {}
         size = 0
         for e in postorder(node.loop.body, *node.at):
@@ -147,7 +149,7 @@ class Fusion:
         """Bytes of a buffer that a group reads."""
         if not group.maps:
             return self.whole[name]
-        needed = sum(min(points(e), e.high - e.low + 1) for e in group.loads[name])
+        needed = sum(map(points, group.loads[name]))
         return min(self.whole[name], needed * self.deps.buffers[name].dtype.itemsize)
 
     def saved(self, a: Group, b: Group) -> int:
@@ -196,7 +198,7 @@ class Fusion:
             return found
         shared = False
         for link in links:
-            same = substitute(link.first, found.first) is substitute(link.second, found.second)
+            same = same_point(substitute(link.first, found.first), substitute(link.second, found.second))
             if link.must and not same:
                 return "a value is needed at another point than it is made at"
             shared |= same
@@ -318,7 +320,7 @@ class Fusion:
             return ""
         joint = sorted((*base.nodes, *guest.nodes))
         stages = levels(
-            [(self.deps.reads[i], self.deps.writes[i], isinstance(self.deps.nodes[i].loop, Reduction)) for i in joint]
+            [(self.deps.reads[i], self.deps.writes[i], self.deps.reduces(i)) for i in joint]
         )
         rows = base.rows | guest.rows | (set(guest.nodes) if found.row else set())
         if not any(stage for i, stage in zip(joint, stages, strict=True) if i not in rows):
@@ -421,22 +423,6 @@ class Fusion:
             for b in sorted(group.partners)
             if a < b and (alone or not (group.alone or self.groups[b].alone))
         ]
-
-    def order(self) -> list[Group]:
-        """The groups in a topological order that stays close to the order of the graph."""
-        waiting = {n: len(self.neighbours(g, False)) for n, g in self.groups.items()}
-        ready = [(max(g.nodes), n) for n, g in self.groups.items() if not waiting[n]]
-        heapq.heapify(ready)
-        out = []
-        while ready:
-            _, n = heapq.heappop(ready)
-            out.append(self.groups[n])
-            for m in self.neighbours(self.groups[n], True):
-                waiting[m] -= 1
-                if not waiting[m]:
-                    heapq.heappush(ready, (max(self.groups[m].nodes), m))
-        assert len(out) == len(self.groups), "the groups form a cycle"
-        return out
 
 
 def _loops(offset: Expr) -> int:

@@ -6,16 +6,19 @@ Always: running the steps in order, each kernel node by node, gives what running
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from ..codegen.target import Target
 from ..expr import Expr, substitute
 from ..loops.nodes import Compute, Extern, Loop, Loops, Pointwise, Reduction, Scan
-from .align import Access, Space, composed, named, ordered
+from .align import Access, Space, composed, named, numel, ordered
 from .cost import kernel_cost, lower_bound, points
 from .deps import Dependences, dependences
 from .fuse import Fusion, Group
+from .legality import carried
 from .memory import plan_memory
+from .order import in_order
 from .plan import Kernel, Plan, Refusal, Step
 
 
@@ -28,7 +31,7 @@ def schedule(loops: Loops, target: Target) -> Plan:
     names: dict[int, str] = {}
     reads: list[dict[str, None]] = []
     kernels = 0
-    for group in fusion.order():
+    for group in in_order(fusion):
         node = deps.nodes[group.nodes[0]]
         reads.append(dict.fromkeys(name for i in group.nodes for name in deps.reads[i]))
         if isinstance(node, Extern):
@@ -57,17 +60,25 @@ def finish(group: Group, name: str, fusion: Fusion) -> Kernel:
     deps = fusion.deps
     group.nodes.sort()
     local = frozenset(w for w in group.stores if not _needed_outside(w, group, fusion))
-    space, change = canonical(group, local, fusion)
-    nodes = tuple(over(deps.nodes[i], composed(group.maps[i], change), space, i in group.rows) for i in group.nodes)
+    given = [n for n in (deps.nodes[i] for i in group.nodes) if isinstance(n, Compute)]
+    space, change = canonical(group, given, local, fusion)
+    maps = [composed(group.maps[i], change) for i in group.nodes]
+    rows = [i in group.rows for i in group.nodes]
+    nodes = tuple(over(n, at, space, row) for n, at, row in zip(given, maps, rows, strict=True))
     read, written, flops = kernel_cost(nodes, space.rdims, local, deps.buffers, fusion.target)
     return Kernel(name, space.dims, space.rdims, nodes, local, read, written, flops)
 
 
-def canonical(group: Group, local: frozenset[str], fusion: Fusion) -> tuple[Space, dict[Expr, Expr]]:
-    """The kernel's own loops x0, x1, ... and r0, r1, ..., and how the group's variables are written over them."""
+def canonical(
+    group: Group, nodes: Sequence[Compute], local: frozenset[str], fusion: Fusion
+) -> tuple[Space, dict[Expr, Expr]]:
+    """The kernel's own loops x0, x1, ... and r0, r1, ..., and how the group's variables are written over them.
+
+    Loops that carry something from one iteration to the next stay as they are, and so do empty ones.
+    """
     space = group.space
     roots = [*(e for es in group.loads.values() for e in es), *group.stores.values(), *group.values]
-    if isinstance(fusion.deps.nodes[group.nodes[0]].loop, Scan) or any(not v.args[1] for v in space.vars):
+    if any(map(carried, nodes)) or not numel(space.vars):
         return named(space.dims, space.rdims, roots, whole=False)
     buffers = fusion.deps.buffers
     accesses = [Access(e, 2 * points(e) * buffers[b].dtype.itemsize) for b, e in group.stores.items() if b not in local]
