@@ -124,6 +124,8 @@ def demo() -> int:
             eager.append(seconds_of(lambda: call(model), 1))
             ours.append(seconds_of(lambda: call(compiled), 1))
     explained = tp.explain(compiled)
+    stages = sorted(explained.seconds.items(), key=lambda item: -item[1])
+    say("of which", ", ".join(f"{stage} {seconds:.2f} s" for stage, seconds in stages if seconds >= 0.01))
     reference, mine = statistics.median(eager), statistics.median(ours)
     say("eager", f"{1e3 * reference:.1f} ms")
     say("compiled", f"{1e3 * mine:.1f} ms, {reference / mine:.2f}x eager's speed (medians of {ROUNDS}, alternately)")
@@ -138,7 +140,7 @@ def demo() -> int:
 def gpt2() -> tuple[str, nn.Module, Callable[[Any], torch.Tensor]]:
     from transformers import GPT2Config, GPT2LMHeadModel
 
-    model = GPT2LMHeadModel(GPT2Config(n_layer=6, n_embd=384, n_head=6, vocab_size=8192))
+    model = GPT2LMHeadModel(GPT2Config(n_layer=6, n_embd=384, n_head=6, vocab_size=8192, bos_token_id=0, eos_token_id=0))
     tokens = torch.randint(0, 8192, (2, 128))
     name = "GPT-2 of transformers, 6 layers, 384 wide, random weights, 2 x 128 tokens, float32"
     return name, model, lambda m: m(tokens).logits

@@ -102,6 +102,18 @@ def test_no_boundary_between_flags_is_lost(cache):
     )
 
 
+def test_comments_are_no_part_of_the_key(cache):
+    compiler = toolchain.find()
+
+    def key(text: str) -> str:
+        return digest.key(Source("cpp", text, ("segment_0",), {}), Target(), compiler)
+
+    assert key("int a = b / c;  // model.py:3\n// x\nint d;") == key("int a = b / c;  // model.py:4\n// y\nint d;")
+    assert key("int a = b;\n") != key("int a = c;\n")
+    assert key('f("// x");') != key('f("// y");')
+    assert digest.meaning("// a\nx / y // z\n") == "\nx / y\n"
+
+
 def flip(data: bytes) -> bytes:
     middle = len(data) // 2
     return data[:middle] + bytes((data[middle] ^ 1,)) + data[middle + 1 :]

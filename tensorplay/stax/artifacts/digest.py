@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import re
 from pathlib import Path
 
 import torch
@@ -28,6 +29,11 @@ def header_text() -> str:
     return "".join(f"{path.name}\n{path.read_text()}" for path in sorted(HEADERS.glob("*.h")))
 
 
+def meaning(text: str) -> str:
+    """C++ without its comments: the same kernels from other lines of the user's program are the same artifact."""
+    return re.sub(r"^([^\"'\n]*?)[ \t]*//[^\n]*", r"\1", text, flags=re.MULTILINE)
+
+
 def key(source: Source, target: Target, compiler: Compiler) -> str:
     """The key of the artifact that `compiler` builds from `source` for `target`."""
     h = hashlib.sha256()
@@ -36,7 +42,7 @@ def key(source: Source, target: Target, compiler: Compiler) -> str:
         VERSION,
         torch.__version__,
         source.language,
-        source.text,
+        meaning(source.text),
         header_text(),
         target.device,
         target.isa,
