@@ -11,7 +11,7 @@ import sys
 from collections import Counter
 
 import torch
-import triton  # noqa: F401
+import triton
 
 from tensorplay.errors import UnsupportedError
 from tensorplay.stax.codegen.target import Target

@@ -94,7 +94,8 @@ def emit_kernel(kernel: Kernel, buffers: dict[str, Buffer]) -> Text:
     column = "[:, None]" if values.rowed else ""
     head = [f"xnumel = {values.xnumel}"]
     if values.rowed:
-        head += [f"r0_numel = {values.rnumel}", f"R0_BLOCK: tl.constexpr = {cut.r}"]
+        head += [f"r0_numel: tl.constexpr = {values.rnumel}"] if values.rmask or not cut.persistent else []
+        head += [f"R0_BLOCK: tl.constexpr = {cut.r}"]
     head += [
         f"xoffset = tl.program_id(0){wide} * XBLOCK",
         f"xindex = xoffset + tl.arange(0, XBLOCK){column}",

@@ -86,8 +86,8 @@ class Values:
         return f"[{'XBLOCK' if x else 1}, {'R0_BLOCK' if r else 1}]"
 
     def spread(self, v: Value, x: bool, r: bool) -> str:
-        """The text of `v` as a block of this shape."""
-        if (v.x, v.r) == (x, r):
+        """The text of `v` as a block of this shape; what has no index vector may be a scalar."""
+        if (v.x, v.r) == (x, r) and (x or r):
             return v.text
         if v.text.lstrip("-").isdigit():
             return f"tl.full({self.block(x, r)}, {v.text}, tl.int64)"
@@ -182,7 +182,8 @@ class Values:
             policy = f"eviction_policy='{'evict_first' if self.last and x else 'evict_last'}'"
             zero = literal(0.0 if node.dtype.is_floating_point else 0)
             options = [mask, *([policy] if r else []), f"other={zero}"]
-        pointer = f"{self.slot(node.name, 'in_ptr')} + {self.spread(at, x, r)}"
+        where = self.spread(at, x, r) if guard else at.text  # a mask needs a block of pointers
+        pointer = f"{self.slot(node.name, 'in_ptr')} + {where}"
         text = f"tl.load({', '.join([pointer, *options])})"
         if TABLE[node.dtype].name == "b1":
             text += ".to(tl.int1)"
