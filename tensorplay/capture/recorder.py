@@ -38,6 +38,8 @@ from .spelling import (
     SILENT_READS,
     SILENT_WRITES,
     STATE_SETTERS,
+    TAKES_INDICES,
+    TAKES_NUMBERS,
     Call,
     Tensor,
     describe,
@@ -341,7 +343,11 @@ class Recorder(TorchFunctionMode):
             return result
         if setter:
             seen.written.add(storage_key(args[0]))
-        self._hidden_reads(func, seen)
+        baked = self._hidden_reads(func, seen)
+        if baked and func in TAKES_NUMBERS:
+            node_args, node_kwargs = _bake(node_args, baked), _bake(node_kwargs, baked)
+        elif baked and func in TAKES_INDICES:
+            node_args = (node_args[0], _bake(node_args[1], baked), *node_args[2:])
         if self._originals:
             result = self._original(result)
         return self._append(func, node_args, node_kwargs, args, result, seen)
@@ -443,13 +449,15 @@ class Recorder(TorchFunctionMode):
         if isinstance(tensor, Tensor):
             self._gate("tolist", tensor, self._substitute(tensor).tolist())
 
-    def _hidden_reads(self, func: Any, seen: Seen) -> None:
+    def _hidden_reads(self, func: Any, seen: Seen) -> dict[fx.Node, Any]:
         """Gates for data that the call read on its own; a library function with one inside is entered next time."""
+        baked: dict[fx.Node, Any] = {}
         for tensor in seen.read:
             original = self._originals.get(id(tensor), tensor)
             known = self._known.get(id(original))
             if known is not None and known[0]() is original:
-                self._gate("item", original, tensor.item())
+                baked[known[1]] = tensor.item()
+                self._gate("item", original, baked[known[1]])
             elif self._can_open(func):
                 self.learned.inlined.add(func)
                 self._stop(Restart())
@@ -458,6 +466,7 @@ class Recorder(TorchFunctionMode):
         if (seen.hidden or seen.dynamic) and self._can_open(func):
             self.learned.inlined.add(func)
             self._stop(Restart())
+        return baked
 
     def _can_open(self, func: Any) -> bool:
         return isinstance(func, types.FunctionType) and func not in self.learned.inlined
@@ -557,6 +566,19 @@ def _holds_tensor(value: Any) -> bool:
     if isinstance(value, Tensor):
         return True
     return isinstance(value, (list, tuple)) and any(_holds_tensor(v) for v in value)
+
+
+def _bake(value: Any, numbers: dict[fx.Node, Any]) -> Any:
+    """The argument with numbers in place of the nodes that were read as numbers."""
+    if isinstance(value, fx.Node):
+        return numbers.get(value, value)
+    if isinstance(value, (list, tuple)):
+        return type(value)([_bake(v, numbers) for v in value])
+    if isinstance(value, dict):
+        return {k: _bake(v, numbers) for k, v in value.items()}
+    if isinstance(value, slice):
+        return slice(_bake(value.start, numbers), _bake(value.stop, numbers), _bake(value.step, numbers))
+    return value
 
 
 def _spec(value: Any) -> Any:

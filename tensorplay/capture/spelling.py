@@ -91,6 +91,12 @@ ESCAPES: dict[Any, str] = {
 # arguments read on the host without a sign at any level: position of the tensor
 SILENT_READS: dict[Any, int] = {torch.tensor_split: 1, Tensor.tensor_split: 1}
 
+# take a 0-dim tensor for a Python number, and read it at once: the node gets the number, which is a gate
+TAKES_NUMBERS: set[Any] = _of_tensor("view reshape expand repeat new_zeros new_ones new_empty new_full narrow") | {
+    torch.full, torch.arange, torch.zeros, torch.ones, torch.empty, torch.rand, torch.randn,
+}  # fmt: skip
+TAKES_INDICES: set[Any] = {Tensor.__getitem__, Tensor.__setitem__}  # the same, for the second argument
+
 # write these arguments in training, and count the write before the dispatcher sees it: (flag, tensors) by position, name
 EARLY_WRITES: dict[Any, tuple[tuple[int, str, bool], tuple[tuple[int, str], ...]]] = {
     torch.nn.functional.batch_norm: ((5, "training", False), ((1, "running_mean"), (2, "running_var"))),
