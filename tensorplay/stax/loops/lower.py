@@ -19,7 +19,7 @@ from torch import fx
 from ...errors import UnsupportedError
 from ..expr import loads
 from ..joint.opgraph import OpGraph
-from ..ops.lowered import Lowered, broadcast, compute, dense, known, to
+from ..ops.lowered import Lowered, apart, broadcast, compute, dense, known, to
 from ..ops.row import Row
 from ..ops.table import Refuse, find
 from .nodes import Buffer, Extern, Loops, Ref, Spec
@@ -89,7 +89,7 @@ class _Lowering:
                     reads, stored = reads + 1, True
                 elif user.target is operator.getitem:
                     inner = uses[user]
-                    reads, stored = reads + inner.reads, stored or inner.stored and _is_view(self.rows.get(node))
+                    reads, stored = reads + inner.reads, stored or (inner.stored and _is_view(self.rows.get(node)))
                 elif user.target is torch.ops.aten.copy_.default:
                     reads += 1
                 elif row is None or row.kind == "library":
@@ -97,7 +97,7 @@ class _Lowering:
                 elif _is_view(row) and user.args and user.args[0] is node:
                     inner = uses[user]
                     reads += max(inner.reads, 1)
-                    stored = stored or inner.stored and _covers(user, node)
+                    stored = stored or (inner.stored and _covers(user, node))
                 else:
                     reads += row.reads if user.args and user.args[0] is node else 1
             uses[node] = _Use(reads, stored)
@@ -152,7 +152,7 @@ class _Lowering:
             self._copy(node)
             return
         several = isinstance(specs, (tuple, list))
-        flat = tuple(specs) if several else (specs,)
+        flat = tuple(specs) if several else () if specs is None else (specs,)
         if any(s is not None and not isinstance(s, Spec) for s in flat):
             raise UnsupportedError(f"{node.target} returns {specs!r}, which is no tensor{_where(node)}")
         operands = [self.env[a] for a in node.all_input_nodes]
@@ -178,7 +178,7 @@ class _Lowering:
             except Refuse as reason:
                 del cx.nodes[mark:]
                 result = self._extern(node, flat, f"{_name(node)}: {reason}", library=False)
-        if several:
+        if several or not flat:
             self.env[node] = tuple(None if x is None else named(x, origins) for x in result)
         else:
             self._settle(node, named(result[0], origins), flat[0])
@@ -200,7 +200,7 @@ class _Lowering:
         source = node.args[0] if node.target is operator.getitem else node
         view = _is_view(self.rows.get(source))  # type: ignore[arg-type]
         if use.stored and not view:
-            layout = spec.stride if dense(spec.size, spec.stride) else None
+            layout = spec.stride if apart(spec.size, spec.stride) else None
             found = cx.strided(x, spec.stride)
             own = found is not None and found.buffer in cx.made and found.offset == 0
             if not own or found.stride != (layout or found.stride) or cx.buffers[found.buffer].size != x.size:  # type: ignore[union-attr]
@@ -208,10 +208,7 @@ class _Lowering:
                 x = cx.store(x, layout)
                 found = cx.strided(x, spec.stride)
             self.home[node] = cx.buffers[found.buffer]  # type: ignore[union-attr]
-        elif cx.weigh(x.body)[0] > LIMIT or (use.reads > 1 and not cx.cheap(x)):
-            cx.device = spec.device
-            x = cx.store(x, spec.stride if dense(spec.size, spec.stride) else None)
-        elif use.stored and cx.strided(x) is None:
+        elif cx.weigh(x.body)[0] > LIMIT or (use.reads > 1 and not cx.cheap(x)) or (use.stored and cx.strided(x) is None):
             cx.device = spec.device
             x = cx.store(x, spec.stride if dense(spec.size, spec.stride) else None)
         self.env[node] = x
@@ -226,14 +223,15 @@ class _Lowering:
             raise UnsupportedError(f"{_name(node)} writes its arguments{_where(node)}")
         if any(r.alias_info is not None for r in schema.returns):
             target = _copying(target)
-            if target is None or self.uses[node].stored and any(self._root(x) is node for x in _output_nodes(self.graph)):
+            if target is None or (self.uses[node].stored and any(self._root(x) is node for x in _output_nodes(self.graph))):
                 raise UnsupportedError(f"{_name(node)} returns a view and has no row{_where(node)}")
         args = self._refs(node.args)
         kwargs = tuple((k, self._refs(v)) for k, v in node.kwargs.items())
-        read = {u.args[1] for u in node.users if u.target is operator.getitem} if len(specs) > 1 else {0}
+        single = isinstance(node.meta["spec"], Spec)
+        read = {u.args[1] for u in node.users if u.target is operator.getitem}
         outs: list[Buffer | None] = []
         for k, spec in enumerate(specs):
-            if spec is None or k not in read and not isinstance(node.meta["spec"], Spec):
+            if spec is None or not (single or k in read):
                 outs.append(None)
                 continue
             cx.device = spec.device

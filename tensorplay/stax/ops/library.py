@@ -32,7 +32,7 @@ NAMES = """
     linalg_eigh _linalg_eigh linalg_eig linalg_eigvals _linalg_eigvals linalg_svd _linalg_svd _linalg_det _linalg_slogdet
     linalg_qr linalg_lstsq linalg_solve_triangular linalg_matrix_exp linalg_ldl_factor_ex linalg_ldl_solve
     linalg_householder_product linalg_cross triangular_solve cholesky cholesky_solve cholesky_inverse geqrf ormqr
-    lu_unpack _lu_with_info
+    lu_unpack _lu_with_info _linalg_check_errors _assert_async _assert_scalar _functional_assert_async
 """
 
 # operators that draw random numbers: they run in order, and only where the graph has them

@@ -72,6 +72,18 @@ def dense(size: Sequence[int], stride: Sequence[int]) -> bool:
     return True
 
 
+def apart(size: Sequence[int], stride: Sequence[int]) -> bool:
+    """Whether no two elements share memory; gaps are allowed."""
+    if 0 in size:
+        return True
+    reach = 1
+    for st, n in sorted((st, n) for n, st in zip(size, stride, strict=True) if n != 1):
+        if st < reach:
+            return False
+        reach += (n - 1) * st
+    return True
+
+
 def known(dtype: torch.dtype) -> bool:
     return dtypes.known(dtype)
 
@@ -142,6 +154,6 @@ def promote(operands: Iterable[Lowered | Number]) -> torch.dtype:
     result: torch.dtype | None = None
     for dtype in levels:
         if dtype is not None and (result is None or _kind(dtype) > _kind(result)):
-            result = dtype if result is None or _kind(result) == 0 or _kind(dtype) == 2 else torch.promote_types(result, dtype)
+            result = dtype if result is None else torch.promote_types(result, dtype)
     assert result is not None
     return result

@@ -154,6 +154,14 @@ def _batch_norm_training(cx: Any, x: Lowered, weight: Any, bias: Any, *rest: Any
     return y, *saved, updated(stats[0], mean), updated(stats[1], unbiased)
 
 
+@declare("norm", aten._batch_norm_with_update_functional.default, reads=2)
+def _batch_norm_update(
+    cx: Any, x: Lowered, weight: Any, bias: Any, mean: Lowered, var: Lowered, momentum: float, eps: float
+) -> tuple[Any, ...]:
+    y, saved, rstd, new_mean, new_var = _batch_norm_training(cx, x, weight, bias, mean, var, True, momentum, eps)
+    return y, saved, rstd, _nothing(cx, 3), new_mean, new_var
+
+
 # ---- negative log likelihood -----------------------------------------------------------------------------------------
 
 

@@ -17,7 +17,7 @@ import torch
 Operator = torch._ops.OpOverload | torch._ops.OpOverloadPacket
 
 
-class Refuse(Exception):  # noqa: N818
+class Refuse(Exception):
     """A row cannot take these arguments; says why."""
 
 
