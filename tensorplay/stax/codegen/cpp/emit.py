@@ -7,6 +7,8 @@ Always: kernels with the same text are one function; the text depends on nothing
 
 from __future__ import annotations
 
+import re
+
 from ...loops.text import show_expr
 from ...schedule.plan import Kernel, Plan
 from ..target import Check, Source, Target
@@ -33,7 +35,7 @@ def emit(plan: Plan, target: Target) -> Source:
         for kernel in segment:
             f = function_of(kernel, target, written)
             result = "int" if f.checks else "void"
-            key = f"{result} {f.parameters} {f.body}"
+            key = f"{result} {f.parameters} {re.sub(r' *//.*', '', f.body)}"  # comments name buffers
             if key not in names:
                 names[key] = f"kernel_{len(names)}"
                 functions.append(f"{comment(kernel, plan)}\nstatic {result} {names[key]}{f.parameters} {{\n{f.body}\n}}\n")

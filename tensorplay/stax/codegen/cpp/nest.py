@@ -287,6 +287,8 @@ class Writer:
     def over_nothing(fold: Fold, r) -> str:
         if fold.kind in ("argmax", "argmin") or r is not fold.results[0] and fold.kind in F.INDEXED:
             return "(i64)0"
+        if fold.kind in F.INDEXED:
+            return f"({F.ctype(fold.body.dtype)})0"
         return F.identity(fold)
 
     def register(self, block: Block, fold: Fold, r, text: str) -> None:

@@ -1,0 +1,360 @@
+"""Loop structures against the interpreter and eager: points, rows, columns, split reductions, scans; sizes, layouts,
+threads and tiers."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tensorplay.stax.codegen.cpp.nest import function_of
+from tensorplay.stax.codegen.detect import detect, tiers
+from tensorplay.stax.expr import add, affine, cast, const, floordiv, in_range, index, load, make, masked, mod, mul, value, var
+from tensorplay.stax.loops.interpret import interpret_plan
+
+from .harness import Failed, at, buffer, dense, kernel, plan_of, pointwise, reduction, run, scan, space
+from tensorplay.stax.loops.nodes import Compute, Pointwise
+
+F = torch.float32
+BIG = 1 << 30  # model bytes that make the cost model choose threads
+
+
+def same(got: torch.Tensor, want: torch.Tensor, tolerance: float = 0.0) -> None:
+    assert got.dtype == want.dtype and got.shape == want.shape
+    torch.testing.assert_close(got, want, rtol=tolerance, atol=tolerance, equal_nan=True)
+
+
+def check(plan, inputs, tolerance=0.0, threads=(1, 3), isas=None):
+    for isa in isas or tiers():
+        want = interpret_plan(plan, inputs)
+        for t in threads:
+            for g, w in zip(run(plan, inputs, isa, t), want, strict=True):
+                same(g, w, tolerance)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.int8, torch.uint8])
+def test_pointwise_of_every_size(dtype):
+    inputs, buffers, kernels = [], [], []
+    for n in (1, 2, 7, 15, 16, 17, 33, 1001, 4099):
+        x = (torch.randn(n + 3) * 10).to(dtype)[3:]  # unaligned
+        b = buffer(f"x{n}", x)
+        i = space((n,))
+        e = at(b, i)
+        up = cast(e, F) if dtype in (torch.bfloat16, torch.float16) else e
+        body = make("add", (make("mul", (up, up), up.dtype), const(3, up.dtype)), up.dtype)
+        inputs.append(x)
+        buffers.append(b)
+        kernels.append(kernel(i, [pointwise(f"y{n}", (n,), body, dtype)], read_bytes=BIG if n > 4000 else 0))
+    check(plan_of(buffers, kernels), inputs)
+
+
+LAYOUTS = {
+    "contiguous": lambda n, m: torch.randn(n, m),
+    "transposed": lambda n, m: torch.randn(m, n).t(),
+    "row step": lambda n, m: torch.randn(n * 2, m)[::2],
+    "column step": lambda n, m: torch.randn(n, m * 3)[:, ::3],
+    "expanded row": lambda n, m: torch.randn(1, m).expand(n, m),
+    "expanded column": lambda n, m: torch.randn(n, 1).expand(n, m),
+    "odd width": lambda n, m: torch.randn(n, m + 5)[:, 2 : m + 2],
+    "scalar": lambda n, m: torch.randn(()).expand(n, m),
+}
+
+
+@pytest.mark.parametrize("size", [(5, 37), (64, 48), (70, 1030)])
+def test_layouts_in_one_kernel_each(size):
+    inputs, buffers, kernels = [], [], []
+    v = space(size)
+    y = torch.randn(size)
+    yb = buffer("y", y)
+    for k, make_layout in enumerate(LAYOUTS.values()):
+        x = make_layout(*size)
+        b = buffer(f"x{k}", x)
+        inputs.append(x)
+        buffers.append(b)
+        kernels.append(kernel(v, [pointwise(f"o{k}", size, make("add", (at(b, v), at(yb, v)), F))], read_bytes=BIG))
+    check(plan_of([*buffers, yb], kernels), [*inputs, y])
+
+
+KINDS = ["sum", "prod", "amax", "amin", "any", "all", "argmax", "argmin", "max_index", "min_index", "welford"]
+
+
+def fold(kind, b, dims, rdims, k, dtype=F):
+    body = at(b, dims + rdims)
+    if kind in ("any", "all"):
+        body = make("gt", (body, const(0.0 if dtype.is_floating_point else 0, dtype)), torch.bool)
+    results = {"argmax": (torch.int64,), "argmin": (torch.int64,), "max_index": (dtype, torch.int64), "any": (torch.bool,),
+               "min_index": (dtype, torch.int64), "welford": (dtype, dtype), "all": (torch.bool,)}.get(kind, (dtype,))  # fmt: skip
+    return reduction(kind, tuple(f"o{k}_{j}" for j in range(len(results))), dims, rdims, body, results)
+
+
+def reductions(x, dims, rdims, strided):
+    b = strided(x)
+    return plan_of([b], [kernel(dims, [fold(kind, b, dims, rdims, k, x.dtype)], rdims, read_bytes=x.numel() * 4) for k, kind in enumerate(KINDS)])
+
+
+@pytest.mark.parametrize("size", [(3, 5), (17, 33), (64, 1001), (2, 100003), (1, 70000)])
+@pytest.mark.parametrize("special", [False, True])
+def test_rows(size, special):
+    x = torch.randn(size) * 0.2 + 1
+    if special:
+        x.view(-1)[::7] = float("nan")
+        x[-1, :] = -float("inf")
+    x[0, size[1] // 2] = x[0, -1] = 5.0  # a tie
+    n, m = size
+    plan = reductions(x, (var("x0", n),), (var("r0", m),), lambda t: buffer("x", t))
+    check(plan, [x], 2e-5)
+
+
+@pytest.mark.parametrize("size", [(5, 3), (33, 17), (1001, 64), (3000, 37), (100003, 2)])
+@pytest.mark.parametrize("special", [False, True])
+def test_columns(size, special):
+    x = torch.randn(size) * 0.2 + 1
+    if special:
+        x.view(-1)[::7] = float("nan")
+        x[:, -1] = float("inf")
+    x[size[0] // 2, 0] = x[-1, 0] = 5.0
+    n, m = size
+    t = x.t()
+    plan = reductions(t, (var("x0", m),), (var("r0", n),), lambda t: buffer("x", t))
+    check(plan, [t], 2e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.float64])
+def test_integer_and_double_reductions(dtype):
+    x = torch.randint(-9, 9, (37, 261)).to(dtype)
+    kinds = [k for k in KINDS if k != "welford" or dtype.is_floating_point]
+    for y in (x, x.t()):
+        b = buffer("x", y)
+        dims, rdims = (var("x0", y.shape[0]),), (var("r0", y.shape[1]),)
+        plan = plan_of([b], [kernel(dims, [fold(kind, b, dims, rdims, k, dtype)], rdims) for k, kind in enumerate(kinds)])
+        check(plan, [y], 1e-9)
+
+
+@pytest.mark.parametrize("sizes", [((6,), (8, 35)), ((8, 6), (35,)), ((4, 3, 5), (2, 7))])
+def test_several_loops(sizes):
+    outer, inner = sizes
+    x = torch.randn(*inner, *outer).permute(*range(len(inner), len(inner) + len(outer)), *range(len(inner)))
+    dims, rdims = space(outer), space(inner, "r")
+    for y in (x, x.contiguous()):
+        check(reductions(y, dims, rdims, lambda t: buffer("x", t)), [y], 1e-5)
+
+
+def test_middle_reduction():
+    x = torch.randn(6, 8, 35)
+    b = buffer("x", x)
+    x0, r0, r1 = var("x0", 8), var("r0", 6), var("r1", 35)
+    body = load("x", b.at((r0, x0, r1)), F)
+    nodes = [reduction(k, (f"{k}{j}",), (x0,), (r0, r1), body, (F,)) for j, k in enumerate(("sum", "amax"))]
+    check(plan_of([b], [kernel((x0,), nodes, (r0, r1))]), [x], 1e-5)
+
+
+def softmax(x, dtype=F):
+    b = buffer("x", x)
+    n, m = x.shape
+    x0, r0 = var("x0", n), var("r0", m)
+    e = at(b, (x0, r0))
+    e = cast(e, F)
+    top = reduction("amax", ("top",), (x0,), (r0,), e, (F,))
+    p = make("exp", (make("sub", (e, load("top", x0, F)), F),), F)
+    total = reduction("sum", ("total",), (x0,), (r0,), p, (F,))
+    out = pointwise("y", (n, m), make("div", (p, load("total", x0, F)), F), dtype, (x0, r0))
+    return plan_of([b], [kernel((x0,), [top, total, out], (r0,), ("top", "total"), x.numel() * 4)])
+
+
+@pytest.mark.parametrize("size", [(3, 7), (64, 128), (37, 1000), (2, 60001), (9, 40000)])
+def test_softmax_is_one_kernel(size):
+    x = torch.randn(size) * 3
+    plan = softmax(x)
+    check(plan, [x], 1e-5)
+    same(run(plan, [x])[0], x.softmax(-1), 1e-5)
+    assert function_of(plan.kernels[0], detect()).body.count("exp(") <= 2  # kept, not computed again
+
+
+def test_softmax_over_columns_and_in_half():
+    x = torch.randn(64, 37)
+    check(softmax(x.t()), [x.t()], 1e-5)
+    h = (torch.randn(33, 70) * 2).bfloat16()
+    check(softmax(h, torch.bfloat16), [h], 1e-2)
+
+
+def test_norm_of_rows_and_columns():
+    for shape in ((64, 384), (5, 37), (3, 30000)):
+        for x in (torch.randn(shape), torch.randn(shape[::-1]).t()):
+            n, m = shape
+            b = buffer("x", x)
+            x0, r0 = var("x0", n), var("r0", m)
+            e = at(b, (x0, r0))
+            w = reduction("welford", ("mean", "m2"), (x0,), (r0,), e, (F, F))
+            variance = make("div", (load("m2", x0, F), const(float(m), F)), F)
+            scale = make("rsqrt", (make("add", (variance, const(1e-5, F)), F),), F)
+            rstd = Compute((dense("rstd", (n,), F),), (x0,), Pointwise((x0,), scale))
+            body = make("mul", (make("sub", (e, load("mean", x0, F)), F), load("rstd", x0, F)), F)
+            out = pointwise("y", (n, m), body, F, (x0, r0))
+            plan = plan_of([b], [kernel((x0,), [w, rstd, out], (r0,), ("m2",), x.numel() * 4)])
+            check(plan, [x], 2e-5)
+
+
+def test_long_sums_stay_accurate():
+    x = torch.full((10_000_000,), 0.1)
+    b = buffer("x", x)
+    r0 = var("r0", len(x))
+    plan = plan_of([b], [kernel((), [reduction("sum", ("y",), (), (r0,), at(b, (r0,)), (F,))], (r0,), read_bytes=4 * len(x))])
+    for isa in tiers():
+        for threads in (1, 2):
+            got = run(plan, [x], isa, threads)[0].double()
+            assert abs(got / x.double().sum() - 1) < 1e-6, isa
+    ones = torch.ones(100_000, dtype=torch.bfloat16)
+    b = buffer("x", ones)
+    r0 = var("r0", len(ones))
+    plan = plan_of([b], [kernel((), [reduction("sum", ("y",), (), (r0,), cast(at(b, (r0,)), F), (torch.bfloat16,))], (r0,))])
+    assert run(plan, [ones])[0] == torch.tensor(1e5).bfloat16()
+
+
+def test_empty_spaces_and_reductions():
+    x = torch.empty(3, 0)
+    check(reductions(x, (var("x0", 3),), (var("r0", 0),), lambda t: buffer("x", t)), [x])
+    y = torch.empty(0, 5)
+    b = buffer("y", y)
+    v = space((0, 5))
+    check(plan_of([b], [kernel(v, [pointwise("z", (0, 5), at(b, v))])]), [y])
+    s = torch.tensor(3.5)
+    b = buffer("s", s)
+    check(plan_of([b], [kernel((), [pointwise("z", (), make("exp", (at(b, ()),), F))])]), [s], 1e-6)
+
+
+def test_flattened_and_rolled_indices():
+    x = torch.randn(6, 64)
+    b = buffer("x", x)
+    i = var("x0", 384)
+    kernels = []
+    for k, e in enumerate(
+        (
+            add(mul(mod(i, 64), 6), floordiv(i, 64)),  # transpose through a flat index
+            mod(add(i, 5), 384),  # roll
+            floordiv(i, 3),  # repeat
+            affine(383, [(i, -1)]),  # flip
+            add(mul(floordiv(i, 96), 96), mod(i, 32)),
+        )
+    ):
+        kernels.append(kernel((i,), [pointwise(f"y{k}", (384,), load("x", e, F), F, (i,))]))
+    kernels.append(kernel((i,), [pointwise("idx", (384,), value(mod(i, 7)), torch.int64, (i,))]))
+    kernels.append(kernel((i,), [pointwise("idf", (384,), value(add(mul(i, 3), 1), F), F, (i,))]))
+    check(plan_of([b], kernels), [x])
+
+
+def test_concatenation_and_padding_touch_nothing_outside():
+    n, a, c = 5, 19, 30
+    x, y = torch.randn(n, a), torch.randn(n, c)
+    bx, by = buffer("x", x), buffer("y", y)
+    x0, x1 = space((n, a + c))
+    first, second = in_range(x1, 0, a), in_range(x1, a, a + c)
+    cat = masked(first, load("x", bx.at((x0, x1)), F), masked(second, load("y", by.at((x0, add(x1, -a))), F), const(0.0, F)))
+    p0, p1 = space((n + 4, a + 7))
+    inside = make("logical_and", (in_range(add(p0, -2), 0, n), in_range(add(p1, -3), 0, a)), torch.bool)
+    shifted = make("exp", (load("x", bx.at((add(p0, -2), add(p1, -3))), F),), F)
+    pad = masked(inside, shifted, const(-1.0, F))
+    plan = plan_of(
+        [bx, by],
+        [kernel((x0, x1), [pointwise("cat", (n, a + c), cat, F, (x0, x1))]), kernel((p0, p1), [pointwise("pad", (n + 4, a + 7), pad, F, (p0, p1))])],
+    )
+    check(plan, [x, y], 1e-6)
+    same(run(plan, [x, y])[0], torch.cat([x, y], 1))
+
+
+def test_gather_checks_its_indices():
+    table, ids = torch.randn(50, 33), torch.randint(0, 50, (4, 7))
+    bt, bi = buffer("t", table), buffer("i", ids)
+    v = space((4, 7, 33))
+    row = index(at(bi, v[:2]), 50)
+    embed = pointwise("y", (4, 7, 33), load("t", bt.at((row, v[2])), F))
+    w = space((4, 7))
+    lanes = pointwise("z", (4, 7), load("t", bt.at((index(at(bi, w), 50), w[1])), F))
+    plan = plan_of([bt, bi], [kernel(v, [embed]), kernel(w, [lanes])])
+    check(plan, [table, ids])
+    ids[2, 3] = 50
+    with pytest.raises(Failed, match="out of range"):
+        run(plan, [table, ids])
+
+
+def test_division_by_zero_is_reported():
+    a, b = torch.arange(20), torch.arange(20) + 1
+    ba, bb = buffer("a", a), buffer("b", b)
+    i = space((20,))
+    plan = plan_of([ba, bb], [kernel(i, [pointwise("y", (20,), make("div_floor", (at(ba, i), at(bb, i)), torch.int64))])])
+    check(plan, [a, b])  # the tail's dead lanes hold zeros
+    b[19] = 0
+    with pytest.raises(Failed, match="ZeroDivision"):
+        run(plan, [a, b])
+
+
+@pytest.mark.parametrize("kind", ["sum", "prod", "logaddexp", "max_index", "min_index"])
+def test_scans(kind):
+    x = torch.randn(7, 33) * 0.3 + 1
+    x[3, 5] = x[3, 9] = 4.0
+    x[6, 20] = float("nan")
+    b = buffer("x", x)
+    v = space((7, 33))
+    dtypes = (F, torch.int64) if "index" in kind else (F,)
+    for axis in (0, 1):
+        names = tuple(f"y{j}" for j in range(len(dtypes)))
+        plan = plan_of([b], [kernel(v, [scan(kind, names, v, axis, at(b, v), dtypes)])])
+        check(plan, [x], 1e-5)
+
+
+def test_casts_match_eager():
+    dtypes = [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.int32, torch.int16, torch.int8,
+              torch.uint8, torch.bool]  # fmt: skip
+    for isa in tiers():
+        inputs, buffers, kernels, want = [], [], [], []
+        for a in dtypes:
+            x = torch.tensor([0.0, 1.0, -1.0, 2.5, 3.5, -2.5, 100.7, 126.0, -100.7, 1e-3] * 5 + [0.1] * 7)
+            if a.is_floating_point:
+                x = torch.cat([x.double(), torch.tensor([65519.0, 65520.0, 1e30, -1e30, 1e-7, -0.0, 1e-40, 6e-8], dtype=torch.float64)])
+                x = torch.cat([x, torch.randn(200, dtype=torch.float64)])
+            x = x.to(a)
+            b = buffer(f"x{a}".replace(".", "_"), x)
+            inputs.append(x)
+            buffers.append(b)
+            for d in dtypes:
+                y = x
+                if a.is_floating_point and not d.is_floating_point and d != torch.bool:
+                    y = torch.where(x.float().abs() < 120, x, torch.zeros((), dtype=a))
+                    if d == torch.uint8:
+                        y = y.abs()
+                    inputs.append(y)
+                    b2 = buffer(f"x{len(buffers)}", y)
+                    buffers.append(b2)
+                else:
+                    b2 = b
+                i = space((len(x),))
+                kernels.append(kernel(i, [pointwise(f"y{len(want)}", (len(x),), cast(at(b2, i), d), d)]))
+                want.append(y.to(d))
+        for g, w in zip(run(plan_of(buffers, kernels), inputs, isa), want, strict=True):
+            same(g, w)
+
+
+def test_threads_give_the_same_bits():
+    x = torch.randn(300, 777)
+    for plan in (softmax(x), softmax(torch.randn(777, 300).t())):
+        a, b, c = (run(plan, [x], threads=t)[0] for t in (1, 2, 4))
+        assert torch.equal(a, b) and torch.equal(a, c)
+
+
+def test_identical_kernels_are_one_function():
+    x = torch.randn(40, 40)
+    buffers = [buffer(f"x{k}", x) for k in range(3)]
+    v = space((40, 40))
+    from tensorplay.stax.codegen.cpp.emit import emit
+
+    source = emit(plan_of(buffers, [kernel(v, [pointwise(f"y{b.name}", (40, 40), make("exp", (at(b, v),), F))]) for b in buffers]), detect())
+    assert source.text.count("static void kernel_") == 1
+    assert source.text.count("kernel_0(") == 4
+
+
+def test_common_subexpressions_appear_once():
+    x = torch.randn(64)
+    b = buffer("x", x)
+    i = space((64,))
+    e = make("exp", (at(b, i),), F)
+    body = make("add", (e, make("mul", (e, e), F)), F)
+    text = function_of(kernel(i, [pointwise("y", (64,), body)]), detect()).body
+    assert text.count("exp(") == 1 and text.count("load<N>") == 1
