@@ -66,9 +66,7 @@ def measure(name: str, dtype: torch.dtype, small: bool, inductor: bool) -> list[
         about = tp.explain(compiled)
         peers = {"eager": lambda: model(**inputs), "ours": lambda: compiled(**inputs)}
         if inductor:
-            import torch._dynamo
-
-            torch._dynamo.reset()
+            torch.compiler.reset()
             peer = torch.compile(model)
             start = time.perf_counter()
             peer(**inputs)

@@ -13,8 +13,6 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from .stax.codegen.cpp.emit import emit
-from .stax.codegen.detect import detect
 from .stax.loops.interpret import interpret, interpret_plan
 from .stax.loops.nodes import Loops, Ref
 from .stax.schedule.plan import Kernel, Memory, Plan
@@ -110,8 +108,16 @@ def bisect(program: Any, graph: fx.GraphModule, inputs: Sequence[Tensor]) -> Fin
         for kernel in program.plan.kernels:
             found = _kernel(kernel, program.plan, given | program.loops.constants | values)
             if found is not None:
-                return Finding("kernels", "code generation", kernel.name, next((lines[o] for o in kernel.origins if lines.get(o)), ""), found)
-        return Finding("kernels", "the run time (memory, order of calls)", "the outputs", "", difference(*_first(got, want)))
+                return Finding(
+                    "kernels",
+                    "code generation",
+                    kernel.name,
+                    next((lines[o] for o in kernel.origins if lines.get(o)), ""),
+                    found,
+                )
+        return Finding(
+            "kernels", "the run time (memory, order of calls)", "the outputs", "", difference(*_first(got, want))
+        )
 
 
 def _flat(x: Any) -> list[Any]:
@@ -141,16 +147,27 @@ def _ops(program: Any, want: list[Any], inputs: Sequence[Tensor]) -> Finding | N
         return None
     k = next(i for i, (g, w) in enumerate(zip(got, want, strict=True)) if not agree(g, w))
     node = program.ops.module.graph.output_node().args[0][k]
-    return Finding("ops", "retrace, decomposition or functionalization", str(node), node.meta.get("line", ""), difference(got[k], want[k]))
+    return Finding(
+        "ops",
+        "retrace, decomposition or functionalization",
+        str(node),
+        node.meta.get("line", ""),
+        difference(got[k], want[k]),
+    )
 
 
 def _kernel(kernel: Kernel, plan: Plan, values: dict[str, Tensor]) -> str | None:
     """How one kernel, run natively and alone on right inputs, differs from its interpretation; None if it does not."""
     from .stax.artifacts.build import build
+    from .stax.codegen.cpp.emit import emit
+    from .stax.codegen.detect import detect
     from .stax.runtime.program import Program
 
     buffers = plan.loops.buffers
-    inputs = tuple(buffers[name] for name in dict.fromkeys((*kernel.reads, *(w for w in kernel.writes if w in plan.loops.written_inputs))))
+    inputs = tuple(
+        buffers[name]
+        for name in dict.fromkeys((*kernel.reads, *(w for w in kernel.writes if w in plan.loops.written_inputs)))
+    )
     outputs = tuple(Ref(w, buffers[w].size, buffers[w].stride) for w in kernel.writes)
     loops = Loops(inputs, kernel.nodes, outputs, {}, plan.loops.lines)
     fresh = tuple(w for w in kernel.writes if w not in {b.name for b in inputs})

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 UNARY = ("torch.relu({})", "torch.tanh({})", "{}.abs()", "-{}", "torch.sin({})", "torch.sigmoid({})", "{}.clamp(-2, 2)", "{} * 0.5",
-         "1 - {}", "torch.nn.functional.gelu({})", "{}.floor()", "torch.where({0} > 0, {0}, -1.0)", "{}.abs().sqrt()", "2 * {}",
+         "1 - {}", "torch.nn.functional.gelu({}.clamp(-50, 50))", "{}.floor()", "torch.where({0} > 0, {0}, -1.0)", "{}.abs().sqrt()", "2 * {}",
          "{}.to(torch.float64).to(torch.float32)", "torch.nn.functional.silu({})", "{0}.masked_fill({0} > 1, 0.25)")  # fmt: skip
 BINARY = ("{} + {}", "{} * {}", "{} - {}", "torch.maximum({}, {})", "torch.where({0} > {1}, {0}, {1})", "torch.minimum({}, {})",
           "{} + {} * 0.25", "torch.atan2({}, {})")  # fmt: skip
