@@ -132,7 +132,7 @@ class Compiled:
             functools.update_wrapper(cast(Any, self), fn)
         self.fn = fn
         self.settings = settings
-        self.name: str = settings.name or getattr(fn, "__name__", type(fn).__name__)
+        self.name = settings.name or str(getattr(fn, "__name__", type(fn).__name__))
         self.versions: tuple[Version, ...] = ()
         self.compilations = 0
         self.log: list[str] = []  # one line for each recompilation
@@ -155,7 +155,7 @@ class Compiled:
         for version in self.versions:
             if version.sigma == sigma and version.ambient == now:
                 inputs = version.match(args, kwargs)
-                if inputs is not None and version.aliases == same_objects(args, kwargs, sigma):
+                if inputs is not None and (version.distinct or version.aliases == same_objects(args, kwargs, sigma)):
                     version.hits += 1
                     return self._run(version, inputs, args, kwargs)
         return self._miss(Call(sigma, same_objects(args, kwargs, sigma), now), args, kwargs)
@@ -280,7 +280,7 @@ class Compiled:
             return captured.graph.forward, self._fallbacks.take(reason, line, StrictNativeError)
         state = torch.get_rng_state()
         try:
-            program = self._backend(captured.graph, list(captured.samples), **(self.settings.options or {}))
+            program: Any = self._backend(captured.graph, list(captured.samples), **(self.settings.options or {}))
         except Exception as error:
             name = getattr(self._backend, "__name__", type(self._backend).__name__)
             where, reason = split_line(describe(error))

@@ -69,9 +69,12 @@ def describe(error: BaseException) -> str:
 
 
 def split_line(text: str) -> tuple[str, str]:
-    """'file:line: reason' as its two parts; the first is '' where the text names no line."""
-    found = re.match(r"(\S[^\n]*?:\d+): ", text)
-    return (found[1], text[found.end() :]) if found else ("", text)
+    """'file:line: reason' or 'reason (file:line)' as line and reason; the line is '' where the text names none."""
+    if found := re.match(r"(\S[^\n]*?:\d+): ", text):
+        return found[1], text[found.end() :]
+    if found := re.search(r" \(([^()\n]+:\d+)\)$", text):
+        return found[1], text[: found.start()]
+    return "", text
 
 
 def line_of(fn: Any) -> str:

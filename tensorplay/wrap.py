@@ -22,7 +22,7 @@ _CLASSES: weakref.WeakValueDictionary[type, type] = weakref.WeakValueDictionary(
 
 def wrap(module: nn.Module, function: Compiled) -> nn.Module:
     """The compiled module."""
-    wrapper = object.__new__(_class_of(type(module)))
+    wrapper: nn.Module = object.__new__(_class_of(type(module)))
     object.__setattr__(wrapper, "__dict__", module.__dict__)
     object.__setattr__(wrapper, "_tp_compiled", function)
     return wrapper
@@ -30,7 +30,7 @@ def wrap(module: nn.Module, function: Compiled) -> nn.Module:
 
 def original(model: Any) -> Any:
     """The module behind a compiled module; anything else as it is."""
-    return model._tp_compiled.fn if isinstance(model, nn.Module) and hasattr(type(model), "_tp_compiled") else model
+    return model._tp_compiled.fn if hasattr(type(model), "_tp_compiled") else model
 
 
 def _rewrap(module: nn.Module, settings: Settings) -> nn.Module:

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 import tensorplay as tp
+from tensorplay.capture.tracer import capture
 from tensorplay.compiled import compiled_of
 from tensorplay.key.version import Call
 from tensorplay.record import record
@@ -361,7 +362,7 @@ def test_exceptions_of_the_function_come_out_unchanged_with_their_effects():
             with pytest.raises(Mine, match="three") as caught:
                 cf(x)
             assert eq(x, 2 * ones(3)) and caught.value.__context__ is None
-        with pytest.raises(RuntimeError, match="must match|size"):
+        with pytest.raises(RuntimeError, match=r"must match|size"):
             comp(lambda a, b: a + b, strict_native=strict)(ones(2), ones(3))
         assert not cf.fallbacks and N(cf) == 0
 
@@ -390,6 +391,74 @@ def test_a_compiled_function_inside_another_is_inlined():
     outer = comp(lambda x: inner(x + 1) * 2)
     assert eq(outer(ones(2)), 4 * ones(2))
     assert targets(CAP(outer)) == ["x", "add", "relu", "mul", "output"] and C(inner) == 0
+
+
+def test_verify_names_the_level_that_differs(tmp_path, monkeypatch):
+    monkeypatch.setenv("TP_CACHE_DIR", str(tmp_path))
+
+    def f(x):
+        return x.exp() + 1
+
+    cf = tp.compile(f, verify=True, strict_native=True)
+    assert torch.allclose(cf(ones(3)), f(ones(3)))
+
+    def wrong(graph, inputs):
+        return lambda *tensors: tuple(t + 1 for t in graph(*tensors))
+
+    with pytest.raises(tp.VerificationError, match="differs from"):
+        comp(f, backend=wrong, verify=True)(ones(3))
+
+
+def test_verify_catches_a_wrong_capture(monkeypatch):
+    def other(x):
+        return x * 3
+
+    monkeypatch.setattr("tensorplay.capture.tracer.capture", lambda fn, args, kwargs: capture(other, args, kwargs))
+    with pytest.raises(tp.VerificationError, match=r"level 'graph' \(capture\)"):
+        comp(lambda x: x * 2, verify=True)(ones(1))
+
+
+def test_back_ends_receive_the_graph_once_for_each_specialization_and_their_callable_runs():
+    seen, ran = [], []
+
+    def backend(graph, example_inputs, **options):
+        seen.append((targets(graph), len(example_inputs), options))
+
+        def run(*inputs):
+            ran.append(len(inputs))
+            return graph(*inputs)
+
+        return run
+
+    def f(x):
+        if x.sum() > 0:
+            return x * 2
+        return x - 1
+
+    cf = tp.compile(f, backend=backend, options={"level": 3})
+    for x in (ones(2), ones(2), -ones(2)):
+        assert eq(cf(x), f(x))
+    assert [options for *_, options in seen] == [{"level": 3}] * 2 and len(ran) == 3
+    assert seen[0][0][-2:] == ["mul", "output"] and seen[1][0][-2:] == ["sub", "output"]
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager", "stax"])
+def test_every_back_end_gives_the_same_from_the_same_capture(backend, tmp_path, monkeypatch):
+    monkeypatch.setenv("TP_CACHE_DIR", str(tmp_path))
+
+    def f(x, w):
+        return (torch.relu(x + w) * 2).sum(-1)
+
+    cf = tp.compile(f, backend=backend, strict_native=True)
+    x, w = torch.randn(6, 8), torch.randn(6, 8)
+    assert torch.allclose(cf(x, w), f(x, w), atol=1e-5)
+    assert targets(CAP(cf)) == ["x", "w", "add", "relu", "mul", "sum", "output"]
+
+
+def test_a_graph_of_another_front_end_goes_through_the_contract():
+    graph = torch.fx.symbolic_trace(lambda x: torch.relu(x) + 1)
+    cf = comp(graph, backend="aot_eager")
+    assert eq(cf(ones(2)), 2 * ones(2))
 
 
 # ---- forms of callables ------------------------------------------------------------------------------------------

@@ -76,7 +76,7 @@ def test_copies_compile_anew(pair):
 
 
 def test_saved_as_the_original(pair):
-    net, cm = pair
+    _, cm = pair
     buffer = io.BytesIO()
     torch.save(cm.state_dict(), buffer)
     buffer.seek(0)

@@ -43,9 +43,10 @@ def extents(inputs: Sequence[torch.Tensor]) -> tuple[int, ...]:
 def overlaps(inputs: Sequence[torch.Tensor], sizes: Sequence[int], written: frozenset[int]) -> tuple[tuple[int, int], ...]:
     """Pairs of inputs of which one is written and whose memory ranges meet."""
     spans = sorted([(t.data_ptr(), k) for k, t in enumerate(inputs) if sizes[k]])
-    found, open_ = [], []
+    found: list[tuple[int, int]] = []
+    begun: list[tuple[int, int]] = []  # (end, input) of the ranges that reach beyond `start`
     for start, k in spans:
-        open_ = [(end, j) for end, j in open_ if end > start]
-        found += [(min(j, k), max(j, k)) for _, j in open_ if j in written or k in written]
-        open_.append((start + sizes[k], k))
+        begun = [(end, j) for end, j in begun if end > start]
+        found += [(min(j, k), max(j, k)) for _, j in begun if j in written or k in written]
+        begun.append((start + sizes[k], k))
     return tuple(sorted(found))

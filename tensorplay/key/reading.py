@@ -70,8 +70,7 @@ class Text:
         return isinstance(self.values[source], nn.Module)
 
     def _read(self, source: Source) -> None:
-        owner = getattr(source, "owner", None)
-        base = self.values.get(owner)
+        base: Any = self.values.get(getattr(source, "owner", source))
         match source:
             case Attribute(_, name):
                 value = getattr(base, name)

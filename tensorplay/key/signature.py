@@ -149,7 +149,8 @@ def _entry(x: Any, seen: dict[int, int]) -> Entry:
 
 def _attributes(x: Any, seen: dict[int, int]) -> list[Entry]:
     """The attributes of an object of the program; objects of torch, numpy and the standard library are opaque."""
-    slots = _slots(type(x))
+    cls: Any = type(x)
+    slots = _slots(cls)
     if slots is None:
         return []
     held = getattr(x, "__dict__", None) or {}

@@ -70,6 +70,7 @@ class Version:
         self.hits = 0
         self.seconds: dict[str, float] = {}
         self.program: Any = None
+        self.distinct = False  # whether `match` alone proves that no two arguments are one tensor
         self.fallback: Any = None  # why the program is not compiled code, where it is not
         self.parts: tuple[Part, ...] = ()
         self.ties: tuple[tuple[Source, Source], ...] = ()
@@ -78,11 +79,11 @@ class Version:
         self.match: Callable[[tuple, dict], Any]
         self.captured: Captured | None = None
         if captured is None:
-            self.match, self.text = lambda args, kwargs: (), ""
+            self.match, self.text = _always, ""
         else:
             self._read(captured, args, kwargs)
             self.captured = replace(captured, samples=(), state=())
-        self.held: list[Identity] = identities((self.sigma, tuple(p.expected for p in self.parts)))
+        self.held = self._held()
 
     def _read(self, captured: Captured, args: tuple, kwargs: dict[str, Any]) -> None:
         text = Text(args, kwargs)
@@ -125,6 +126,13 @@ class Version:
         owners = {source: module_entry(m) for source, m in text.owners}
         self.parts = tuple(Part(s, e) for s, e in (*owners.items(), *states.items(), *lifted.items()))
         self.match, self.text = text.build(f"({listed})")
+        flat = (*self.sigma[0], *(e[2] for e in self.sigma[1]))
+        named = sum(isinstance(s, (Argument, Keyword)) for s in captured.inputs)
+        self.distinct = not self.aliases and named == sum(e[0] == "tensor" for e in flat)
+        self.distinct &= all(e[0] in ("tensor", "value") for e in flat)
+
+    def _held(self) -> list[Identity]:
+        return identities((self.sigma, tuple(part.expected for part in self.parts)))
 
     @property
     def alive(self) -> bool:
@@ -229,6 +237,10 @@ class Version:
         gates = "".join(f", {g.kind} at {g.line} is {g.value!r}" for g in self.gates)
         kind = "" if self.fallback is None else f", runs eagerly: {self.fallback.reason}"
         return f"({shapes}), {len(self.parts)} values from outside{gates}, {self.hits} hits{kind}"
+
+
+def _always(args: tuple, kwargs: dict[str, Any]) -> tuple:
+    return ()
 
 
 def _identical(a: Source, b: Source, args: tuple, kwargs: dict[str, Any]) -> bool:
