@@ -236,7 +236,8 @@ class _Lowering:
                 continue
             cx.device = spec.device
             outs.append(cx.buffer(spec.dtype, spec.size, spec.stride))
-        ordered = bool(node.meta.get("ordered"))
+        row = self.rows[node]
+        ordered = bool(node.meta.get("ordered")) or (row is not None and row.ordered)
         cx.extern(Extern(tuple(outs), target, args, kwargs, library, reason, ordered, (node.name,)))
         return tuple(None if b is None else cx.read(b) for b in outs)
 
@@ -263,8 +264,8 @@ class _Lowering:
         x = self.env[source] if isinstance(source, fx.Node) else None
         if x is None or not known(b.dtype) or not known(x.dtype):
             raise UnsupportedError(f"a write of {source} to an input{_where(node)}")
-        self.writes.append((root, named(broadcast(to(x, b.dtype), b.size), merged((x,), node.name))))
-        self.env[node] = self.env[root]
+        self.env[node] = named(broadcast(to(x, b.dtype), b.size), merged((x,), node.name))
+        self.writes.append((root, self.env[node]))
 
     def _write_back(self) -> None:
         """Stores to inputs, after every reader of their old values."""
