@@ -22,18 +22,20 @@ from .reach import is_library_file
 _ORIGINAL_HAS_TORCH_FUNCTION = torch.overrides.has_torch_function
 _DISABLED = torch._C._disabled_torch_function_impl
 
-# effects without an operator: owner, name, what the error says
-REFUSED: tuple[tuple[Any, str, str], ...] = (
-    (builtins, "print", "prints"),
-    (builtins, "input", "reads the terminal"),
-    (torch, "manual_seed", "seeds the generator"),
-    (torch, "seed", "seeds the generator"),
-    (torch, "get_rng_state", "reads the generator's state"),
-    (torch, "set_rng_state", "sets the generator's state"),
-    (torch.random, "manual_seed", "seeds the generator"),
-    (torch.random, "seed", "seeds the generator"),
-    (torch.random, "get_rng_state", "reads the generator's state"),
-    (torch.random, "set_rng_state", "sets the generator's state"),
+# effects without an operator: owner, name, what the error says, whether torch's own code may do it unseen
+REFUSED: tuple[tuple[Any, str, str, bool], ...] = (
+    (builtins, "print", "prints", True),
+    (builtins, "input", "reads the terminal", False),
+    *[
+        (where, name, reason, library)
+        for where in (torch, torch.random)
+        for name, reason, library in (
+            ("manual_seed", "seeds the generator", False),
+            ("seed", "seeds the generator", False),
+            ("set_rng_state", "sets the generator's state", False),
+            ("get_rng_state", "reads the generator's state", True),  # checkpoint keeps it for its backward
+        )
+    ],
 )
 
 
@@ -90,9 +92,10 @@ def patched(on_apply: Callable[[type, tuple, dict], Any], refuse: Callable[[str]
         saved.append((where, name, getattr(where, name)))
         setattr(where, name, new)
 
-    def refused(original: Any, reason: str) -> Any:
+    def refused(original: Any, reason: str, library: bool) -> Any:
         def stand_in(*args: Any, **kwargs: Any) -> Any:
-            if threading.get_ident() == owner and not is_library_file(sys._getframe(1).f_code.co_filename):
+            inside = library and is_library_file(sys._getframe(1).f_code.co_filename)
+            if threading.get_ident() == owner and not inside:
                 refuse(f"{original.__name__}() {reason}, which a graph does not repeat")
             return original(*args, **kwargs)
 
@@ -107,8 +110,8 @@ def patched(on_apply: Callable[[type, tuple, dict], Any], refuse: Callable[[str]
     _OWNER.append(owner)
     try:
         replace(torch.overrides, "has_torch_function", has_torch_function)
-        for where, name, reason in REFUSED:
-            replace(where, name, refused(getattr(where, name), reason))
+        for where, name, reason, library in REFUSED:
+            replace(where, name, refused(getattr(where, name), reason, library))
         if _APPLY is not None:
             _APPLY.__code__ = _Template.__dict__["apply"].__func__.__code__
         yield

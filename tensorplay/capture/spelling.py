@@ -155,11 +155,14 @@ class Call:
 
 @functools.lru_cache(maxsize=4096)
 def _importable(func: Any) -> bool:
-    """Whether generated source finds a torch function under its qualified name."""
-    if not isinstance(func, types.FunctionType) or func.__module__.partition(".")[0] != "torch":
-        return True  # fx passes other callables by reference, and knows where torch keeps its built-in ones
-    found = sys.modules.get(func.__module__)
-    return getattr(found, func.__name__, None) is func
+    """Whether generated source, which names torch's functions, finds this one under its name."""
+    module = getattr(func, "__module__", None)
+    if not isinstance(func, (types.FunctionType, types.BuiltinFunctionType)) or not isinstance(module, str):
+        return True
+    if module.partition(".")[0] != "torch":
+        return True  # fx passes it by reference
+    found = getattr(sys.modules.get(module), func.__name__, None)
+    return found is func
 
 
 def spell(func: Any, args: tuple, kwargs: dict) -> tuple[str, Any, tuple, dict]:
