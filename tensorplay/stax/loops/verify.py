@@ -57,22 +57,22 @@ def verify(loops: Loops) -> Loops:
                     check_ref(ref, buffers)
             else:
                 check_compute(node, buffers, typed)
-            for b in node.outputs:
-                if b is None:
+            for out in node.outputs:
+                if out is None:
                     continue
-                if b.name in inputs:
-                    need(isinstance(node, Compute) and b == inputs[b.name], f"{b.name} is an input of another layout")
-                    need(b.name not in written, f"{b.name} is written back twice")
-                    written.add(b.name)
+                if out.name in inputs:
+                    need(isinstance(node, Compute) and out == inputs[out.name], f"{out.name} is an input of another layout")
+                    need(out.name not in written, f"{out.name} is written back twice")
+                    written.add(out.name)
                 else:
-                    need(b.name not in defined, f"{b.name} is defined twice")
-                    defined.add(b.name)
+                    need(out.name not in defined, f"{out.name} is defined twice")
+                    defined.add(out.name)
         except IRError as error:
             raise IRError("\n".join((str(error), *show_node(node, buffers)))) from None
-    for out in loops.outputs:
-        if isinstance(out, Ref):
-            need(out.buffer in defined, f"output {out.buffer} is not defined")
-            check_ref(out, buffers)
+    for ref in loops.outputs:
+        if isinstance(ref, Ref):
+            need(ref.buffer in defined, f"output {ref.buffer} is not defined")
+            check_ref(ref, buffers)
     return loops
 
 

@@ -29,7 +29,8 @@ def verify_plan(plan: Plan) -> Plan:
     need(made == planned, f"steps make {planned - made} more and {made - planned} less than the loops")
     calls = (sum(isinstance(n, Extern) for n in loops.nodes), len(plan.externs))
     need(calls[0] == calls[1], f"{calls[1]} library calls planned, not {calls[0]}")
-    buffers, typed = loops.buffers, set()
+    buffers, written_back = loops.buffers, set(loops.written_inputs)
+    typed: set[Expr] = set()
     defined = {b.name for b in loops.inputs} | loops.constants.keys()
     inputs = frozenset(b.name for b in loops.inputs)
     written: set[str] = set()
@@ -41,7 +42,7 @@ def verify_plan(plan: Plan) -> Plan:
         if isinstance(step, Kernel):
             check_kernel(step, buffers, inputs, typed)
         defined |= set(all_writes(step)) - (step.local if isinstance(step, Kernel) else set())
-        written |= set(all_writes(step)) & set(loops.written_inputs)
+        written |= set(all_writes(step)) & written_back
     for out in loops.outputs:
         need(not isinstance(out, Ref) or out.buffer in defined, f"output {out} is not made")
     check_places(plan, buffers)
@@ -116,13 +117,13 @@ def check_arena(plan: Plan, buffers: dict[str, Buffer]) -> None:
             if last[early] < first[late]:
                 continue
             step = plan.steps[first[late]]
-            inside = last[early] == first[late] and isinstance(step, Kernel) and start == offset
-            need(inside and in_place(step, buffers[early], buffers[late]), f"{early} and {late} overlap in {step.name}")
+            over = last[early] == first[late] and start == offset and in_place(step, buffers[early], buffers[late])
+            need(over, f"{early} and {late} overlap in {step.name}")
 
 
-def in_place(kernel: Kernel, old: Buffer, new: Buffer) -> bool:
+def in_place(kernel: Step, old: Buffer, new: Buffer) -> bool:
     """Whether the kernel may store `new` over `old`: at each point it reads `old` there and nowhere else, and before."""
-    if old.dtype.itemsize != new.dtype.itemsize or old.span != new.span or old.name in kernel.writes:
+    if isinstance(kernel, Extern) or old.dtype.itemsize != new.dtype.itemsize or old.span != new.span or old.name in kernel.writes:
         return False
     at = next(a for n in kernel.nodes for b, a in zip(n.outputs, n.at, strict=True) if b.name == new.name)
     maker = next(k for k, n in enumerate(kernel.nodes) if new.name in n.writes)

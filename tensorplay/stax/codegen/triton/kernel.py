@@ -133,6 +133,11 @@ def split(flat: str, variables: tuple[Expr, ...]) -> list[str]:
     return out[::-1]
 
 
+def kind_of(n: Compute) -> str:
+    assert isinstance(n.loop, Reduction)
+    return n.loop.kind
+
+
 @dataclass
 class Writer:
     """Walks, reductions and stores of one kernel."""
@@ -178,12 +183,13 @@ class Writer:
         for n in reductions:
             for b, at in zip(n.outputs, n.at, strict=True):
                 if b.name not in k.local:
-                    self.store(b, at, values.done[b.name], n.loop.kind)
+                    self.store(b, at, values.done[b.name], kind_of(n))
         return out + values.outer
 
     def levels(self) -> dict[str, int]:
         """The first walk in which each node can run: how many reductions, one behind the other, it waits for."""
-        makers, level = self.values.makers, {}
+        makers = self.values.makers
+        level: dict[str, int] = {}
         for n in self.kernel.nodes:
             own = [makers[r][0] for r in n.reads if r in makers]
             level[n.name] = max((level[m.name] + isinstance(m.loop, Reduction) for m in own), default=0)
@@ -209,11 +215,11 @@ class Writer:
         values.outer += statements
         for b, (text, have) in zip(n.outputs, results, strict=True):
             text = cast(text, have, b.dtype)
-            name = text if text.isidentifier() else values.say(text, (), comment=n.loop.kind).text
+            name = text if text.isidentifier() else values.say(text, (), comment=kind_of(n)).text
             values.done[b.name] = Value(name, True)
 
     def reduce(self, n: Compute) -> tuple[list[str], list[tuple[str, torch.dtype]]]:
-        kind, body = n.loop.kind, n.loop.body
+        kind, body = kind_of(n), n.loop.body
         if body.dtype == torch.bool and kind not in ("any", "all"):
             raise UnsupportedError(f"{kind} of bool has no Triton text")
         if not self.values.rnumel:
