@@ -12,6 +12,7 @@ from tensorplay.stax import expr as ex
 from tensorplay.stax.expr import const, load, make, rewrite, substitute, var
 from tensorplay.stax.loops.interpret import interpret
 from tensorplay.stax.loops.nodes import Compute, Extern, Loops, Pointwise, Reduction, Ref, Scan
+from tensorplay.stax.loops.read import row_major
 from tensorplay.stax.loops.text import read, show
 
 from .programs import B1, F32, F64, I64, SPECIAL, Programs, buffer, kind, tensor, whole
@@ -66,16 +67,10 @@ def inlined(loops: Loops) -> Loops:
 def moved(node: Compute, at):
     """The body at the point stored at offset `at`, for row-major buffers."""
     b = node.outputs[0]
-    if b.stride != ex_row_major(b.size) or at.low < 0 or at.high >= b.span:
+    if b.stride != row_major(b.size) or at.low < 0 or at.high >= b.span:
         return None
     point = [ex.mod(ex.floordiv(at, s), n) for n, s in zip(b.size, b.stride, strict=True)]
     return ex.cast(substitute(node.loop.body, dict(zip(node.vars, point, strict=True))), b.dtype)
-
-
-def ex_row_major(size):
-    from tensorplay.stax.loops.read import row_major
-
-    return row_major(size)
 
 
 def without_unread(loops: Loops) -> Loops:
