@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import time
 
-from tensorplay.stax.expr import affine, floordiv, integer, load, mod
+import torch
+
+from tensorplay.stax.expr import affine, floordiv, index, integer, load, mod
 from tensorplay.stax.loops.nodes import Extern
 from tensorplay.stax.schedule.schedule import schedule
 
@@ -227,6 +229,19 @@ def test_write_back_behind_other_readers():
     b.pointwise((8, 8), lambda i, j: op("mul", at(p, j, i), 0.5), into=p)
     plan = b.plan()
     assert len(plan.kernels) == 2  # through a block of its own
+
+
+def test_a_failing_check_finds_inputs_untouched():
+    b = Builder()
+    p, ids, t = b.input(8), b.input(8, dtype=torch.int64), b.input(16)
+    b.pointwise((8,), lambda i: op("add", at(p, i), 1.0), into=p)
+    y = b.pointwise((8,), lambda i: op("neg", load(t.name, index(at(ids, i), 16), t.dtype)))
+    plan = schedule(b.loops(y), TARGET)
+    assert [k.nodes[0].name for k in plan.kernels] == ["buf1", "arg0"]
+    b = Builder()
+    p, ids = b.input(8), b.input(8, dtype=torch.int64)
+    b.pointwise((8,), lambda i: load(p.name, index(at(ids, i), 8), p.dtype), into=p)
+    assert [k.writes for k in schedule(b.loops(), TARGET).kernels] == [("arg0_new",), ("arg0",)]
 
 
 def test_refusals_name_every_pair():

@@ -2,16 +2,30 @@
 
 In: `Loops`.  Out: `Dependences` over the nodes that some output, write-back or effect needs.
 Always: nodes keep the order of `Loops`, which is topological; a write-back reads the input that it overwrites at
-the very offset that it stores to, or not at all, so that it may run in place point by point.
+the very offset that it stores to, or not at all, so that it may run in place point by point; it stands behind
+every node with a run-time check.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from ..expr import Expr, linear, load, loads
+from ..expr import Expr, linear, load, loads, postorder
 from ..loops.nodes import Buffer, Compute, Extern, Loops, Node, Pointwise, Reduction, Ref, Scan
+
+# Integer atoms that fail on a zero divisor; reads at an index from memory fail outside its range.
+DIVISIONS = frozenset({"div_floor", "div_trunc", "remainder", "fmod"})
+
+
+@dataclass(frozen=True)
+class Walked:
+    """A node with its load expressions, the buffers that it reads, and whether running it may fail."""
+
+    node: Node
+    loads: tuple[Expr, ...]
+    reads: tuple[str, ...]
+    fails: bool
 
 
 @dataclass(frozen=True)
@@ -33,6 +47,7 @@ class Dependences:
     readers: dict[str, tuple[int, ...]]
     returned: frozenset[str]  # buffers that the graph's outputs refer to
     written: frozenset[str]  # inputs that are written back
+    fails: frozenset[int]  # nodes with run-time checks, after which the program is run again by eager
 
     @property
     def nodes(self) -> tuple[Node, ...]:
@@ -46,8 +61,10 @@ class Dependences:
 def dependences(loops: Loops) -> Dependences:
     """Drops dead nodes and collects the edges between the rest."""
     inputs = frozenset(b.name for b in loops.inputs)
-    nodes, loaded, reads = live(separate(loops.nodes, inputs), loops.outputs, inputs)
-    loops = replace(loops, nodes=nodes)
+    walked = live(write_last(loops.nodes, inputs), loops.outputs, inputs)
+    loops = replace(loops, nodes=tuple(w.node for w in walked))
+    reads = tuple(w.reads for w in walked)
+    fails = frozenset(i for i, w in enumerate(walked) if w.fails)
     writes = tuple(n.writes for n in loops.nodes)
     last_writer: dict[str, int] = {}
     since: dict[str, list[int]] = {}  # readers of the present value
@@ -68,6 +85,8 @@ def dependences(loops: Loops) -> Dependences:
             if name not in writes[i]:
                 since.setdefault(name, []).append(i)
             readers.setdefault(name, []).append(i)
+        if not inputs.isdisjoint(writes[i]):
+            first.update(dict.fromkeys(j for j in fails if j < i))
         if isinstance(node, Extern) and node.ordered:
             if ordered is not None:
                 first[ordered] = None
@@ -76,7 +95,7 @@ def dependences(loops: Loops) -> Dependences:
     return Dependences(
         loops=loops,
         buffers=loops.buffers,
-        loads=loaded,
+        loads=tuple(w.loads for w in walked),
         reads=reads,
         writes=writes,
         before=tuple(before),
@@ -84,41 +103,62 @@ def dependences(loops: Loops) -> Dependences:
         readers={name: tuple(at) for name, at in readers.items()},
         returned=frozenset(ref.buffer for ref in loops.outputs if isinstance(ref, Ref)),
         written=frozenset(w for ws in writes for w in ws if w in inputs),
+        fails=fails,
     )
 
 
-def live(
-    nodes: tuple[Node, ...], outputs: tuple, inputs: frozenset[str]
-) -> tuple[tuple[Node, ...], tuple[tuple[Expr, ...], ...], tuple[tuple[str, ...], ...]]:
-    """The nodes that an output, a write-back or an effect needs, in their order, with their loads and reads."""
+def live(nodes: Sequence[Node], outputs: tuple, inputs: frozenset[str]) -> list[Walked]:
+    """The nodes that an output, a write-back or an effect needs, in their order."""
     needed = {ref.buffer for ref in outputs if isinstance(ref, Ref)}
-    kept: list[tuple[Node, tuple[Expr, ...], tuple[str, ...]]] = []
+    kept: list[Walked] = []
     for node in reversed(nodes):
         effect = isinstance(node, Extern) and node.ordered
         if effect or any(w in needed or w in inputs for w in node.writes):
-            found = () if isinstance(node, Extern) else tuple(loads(node.loop.body, *node.at))
-            reads = node.reads if isinstance(node, Extern) else tuple(dict.fromkeys(e.name for e in found))
-            needed.update(reads)
-            kept.append((node, found, reads))
-    kept.reverse()
-    return tuple(k[0] for k in kept), tuple(k[1] for k in kept), tuple(k[2] for k in kept)
+            kept.append(walk(node))
+            needed.update(kept[-1].reads)
+    return kept[::-1]
 
 
-def separate(nodes: tuple[Node, ...], inputs: frozenset[str]) -> tuple[Node, ...]:
-    """Gives a write-back that reads its own target at other points than it stores to (x.copy_(x.t())) a block of its own."""
-    out: list[Node] = []
-    for node in nodes:
-        if isinstance(node, Compute) and any(w in inputs for w in node.writes) and not _in_place(node):
-            out.extend(_through_a_copy(node))
+def walk(node: Node) -> Walked:
+    """One look at every expression of a node."""
+    if isinstance(node, Extern):
+        return Walked(node, (), node.reads, False)
+    found, fails = [], False
+    for e in postorder(node.loop.body, *node.at):
+        if e.op == "load":
+            found.append(e)
+        elif e.op == "index" or (e.op in DIVISIONS and not e.dtype.is_floating_point):  # type: ignore[union-attr]
+            fails = True
+    return Walked(node, tuple(found), tuple(dict.fromkeys(e.name for e in found)), fails)
+
+
+def write_last(nodes: Sequence[Node], inputs: frozenset[str]) -> list[Node]:
+    """Puts write-backs behind everything else, so that a check that fails finds the caller's tensors untouched.
+
+    A write-back whose input is read again stays where it is. One that reads its own target at other points than it
+    stores to (x.copy_(x.t())), or that may fail itself, gets a block of its own for its value.
+    """
+    read_later: set[str] = set()
+    first: list[Node] = []
+    last: list[Node] = []
+    for node in reversed(nodes):
+        if isinstance(node, Compute) and any(w in inputs for w in node.writes):
+            parts = [node] if _in_place(node) else list(_through_a_copy(node))[::-1]
+            for part in parts:
+                moves = part.writes[0] in inputs and read_later.isdisjoint(part.writes)
+                (last if moves else first).append(part)
         else:
-            out.append(node)
-    return tuple(out)
+            first.append(node)
+        read_later.update(node.reads)
+    return first[::-1] + last[::-1]
 
 
 def _in_place(node: Compute) -> bool:
     stores = dict(zip(node.writes, node.at, strict=True))
-    own = [e for e in loads(node.loop.body, *node.at) if e.name in stores]
-    return not own or (isinstance(node.loop, Pointwise) and all(e.args[1] is stores[e.name] for e in own))
+    walked = walk(node)
+    own = [e for e in walked.loads if e.name in stores]
+    same = isinstance(node.loop, Pointwise) and all(e.args[1] is stores[e.name] for e in own)
+    return not walked.fails and (same or not own)
 
 
 def _through_a_copy(node: Compute) -> Iterator[Compute]:

@@ -287,6 +287,8 @@ class Fusion:
         for name in self.deps.written:
             if name not in base.stores and name not in guest.stores:
                 continue
+            if not self.deps.fails.isdisjoint((*base.nodes, *guest.nodes)):
+                return "the kernel would overwrite an input before its checks have passed"
             at = substitute(base.stores[name], found.first) if name in base.stores else None
             at = at or substitute(guest.stores[name], found.second)
             offsets = [substitute(e, found.first) for e in base.loads.get(name, ())]

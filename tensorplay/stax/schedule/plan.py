@@ -6,6 +6,7 @@ of the same kernel reads at the same iteration point is forwarded in a register.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 from ..expr import Expr
@@ -124,6 +125,16 @@ class Plan:
         return tuple(out)
 
     @property
+    def model_bytes(self) -> int:
+        """Bytes that all steps move: what `lower_bound` bounds. A library call reads its operands, writes its results."""
+        buffers = self.loops.buffers
+        total = sum(k.model_bytes for k in self.kernels)
+        for call in self.externs:
+            total += sum(_elements(r.size, r.stride) * buffers[r.buffer].dtype.itemsize for r in call.refs)
+            total += sum(_elements(b.size, b.stride) * b.dtype.itemsize for b in call.outputs if b is not None)
+        return total
+
+    @property
     def slots(self) -> tuple[str, ...]:
         """Every buffer that lives in memory, in the order of the pointer table that native code receives."""
         local = frozenset().union(*(k.local for k in self.kernels))
@@ -133,3 +144,7 @@ class Plan:
         from .text import show
 
         return show(self)
+
+
+def _elements(size: tuple[int, ...], stride: tuple[int, ...]) -> int:
+    return math.prod(n for n, st in zip(size, stride, strict=True) if st or not n)
