@@ -19,6 +19,7 @@ ORDER = ("base", "key", "capture", "graph", "ops", "joint", "loops", "schedule",
 RANK = {layer: k for k, layer in enumerate(ORDER)}
 BASE = {"_native", "errors", "config", "record", "version", "stax.expr", "stax.rewrite", "stax.dtypes", "stax"}
 LINE = {"stax.pipeline"}
+LAUNCHERS = {"stax.codegen.triton.launch"}  # part of the run time, kept beside its printer
 # What crosses an arrow: files that only declare. Every folder may name them, and they import nothing but each other.
 DECLARED = {"loops.nodes", "codegen.target", "capture.captured", "joint.opgraph", "schedule.plan", "key.sources"}
 
@@ -80,6 +81,8 @@ def layer(module: str) -> str:
         return "base"
     if module in LINE:
         return "line"
+    if module in LAUNCHERS:
+        return "runtime"
     first, *rest = module.split(".")
     folder = rest[0] if first == "stax" and rest else first
     return folder if folder in RANK else "top"
