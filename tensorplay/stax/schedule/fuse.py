@@ -180,6 +180,8 @@ class Fusion:
         """How `b` joins `a` (in the order returned: base, guest), or why it does not."""
         if a.alone or b.alone:
             return a.alone or b.alone
+        if self.deps.nodes[a.number].outputs[0].device != self.deps.nodes[b.number].outputs[0].device:  # type: ignore[union-attr]
+            return "they run on different devices"
         if a.size + b.size > MAX_EXPRESSIONS:
             return f"the kernel would have more than {MAX_EXPRESSIONS} expressions"
         if len(a.open) + len(b.open) > MAX_BUFFERS and len(self.in_memory(a, b)) > MAX_BUFFERS:
