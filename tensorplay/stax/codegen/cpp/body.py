@@ -8,10 +8,10 @@ a `masked` condition is computed only where the condition holds and never leaves
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+import numpy
 import torch
 
 from ....errors import UnsupportedError
@@ -30,7 +30,16 @@ _ON_BOOLS = {
     "maximum": "{0} | {1}", "minimum": "{0} & {1}", "mul": "{0} & {1}", "logical_not": "!{0}", "bitwise_not": "!{0}",
 }  # fmt: skip
 HALF = (torch.bfloat16, torch.float16)
-WRITTEN_OUT = 72  # column where a line's comment starts
+MARK = "\0"  # between a line and its comment
+
+
+def aligned(lines: Iterable[str], column: int = 76) -> str:
+    """Lines with their comments in one column where they fit."""
+    out = []
+    for line in lines:
+        text, mark, comment = line.partition(MARK)
+        out.append(f"{text:<{column}}  // {comment}" if mark else text)
+    return "\n".join(out)
 
 
 @dataclass(eq=False)
@@ -49,7 +58,7 @@ class Block:
     def line(self, text: str, comment: str = "") -> None:
         *head, last = text.split("\n")
         self.lines += head
-        self.lines.append(f"{last:<{WRITTEN_OUT}}  // {comment}" if comment else last)
+        self.lines.append(f"{last}{MARK}{comment}" if comment else last)
 
     def close(self, header: str, footer: str = "}") -> None:
         """Hands the lines to the parent as a nested block."""
@@ -67,6 +76,7 @@ class Body:
         self.fits = narrow(walk_values(*roots), v) if v is not None else {}
         self.level = level
         self.arguments: dict[str, str] = {}  # buffer -> parameter
+        self.outputs: frozenset[str] = frozenset()  # buffers that the kernel stores
         self.written: set[str] = set()
         self.dtypes: dict[str, torch.dtype] = {}
         self.arrays: dict[str, tuple[str, Expr, str]] = {}  # buffer that lives in an array: name, index, correction
@@ -84,7 +94,7 @@ class Body:
     def argument(self, buffer: str, dtype: torch.dtype, write: bool = False) -> str:
         """The parameter that points to a buffer of the graph."""
         if buffer not in self.arguments:
-            self.arguments[buffer] = f"p{len(self.arguments)}"
+            self.arguments[buffer] = self.fresh("out" if buffer in self.outputs else "in")
             self.dtypes[buffer] = dtype
         if write:
             self.written.add(buffer)
@@ -212,14 +222,11 @@ class Body:
             suffix = "f" if ctype == "f32" else ""
             if x != x:
                 return f'__builtin_nan{suffix}("")'
-            if ctype == "f32":
-                try:
-                    x = struct.unpack("<f", struct.pack("<f", x))[0]
-                except OverflowError:
-                    x = float("inf") if x > 0 else -float("inf")
+            short = str(numpy.float32(x)) if ctype == "f32" else repr(x)  # the shortest text that reads back exactly
+            x = float(short)
             if x in (float("inf"), -float("inf")):
                 return f"{'-' if x < 0 else ''}__builtin_inf{suffix}()"
-            return f"{x!r}{suffix}"
+            return f"{short}{suffix}"
         if ctype == "bool":
             return "true" if x else "false"
         if ctype == "i64":

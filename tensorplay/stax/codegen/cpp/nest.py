@@ -22,7 +22,7 @@ from ...expr import Expr, affine, integer, value
 from ...schedule.plan import Kernel
 from ..target import Target
 from . import folds as F
-from .body import Block, Body
+from .body import Block, Body, aligned
 from .lanes import narrow, slope, walk_values, widest
 from .shape import HEAVY, Fold, Shape, Store, cycles, flat, lane_score, shape_of
 
@@ -67,6 +67,7 @@ class Writer:
             self.n = target.vector_bytes // wide
         self.body = Body(self.v, self.n, roots, shape.level)
         self.body.bytes = target.vector_bytes
+        self.body.outputs = frozenset(kernel.writes)
         steps = shape.points / self.n
         work = cycles(roots) * steps * 0.4
         moved = max(kernel.model_bytes, 1)
@@ -117,7 +118,7 @@ class Writer:
             lines = ["int code = 0;", *lines, "return code;"]
         return Function(
             f"({', '.join([*arguments, 'int threads'])})",
-            "\n".join("  " + line for line in lines),
+            aligned("  " + line for line in lines),
             tuple(body.arguments),
             tuple(types),
             tuple(body.checks),
@@ -514,7 +515,8 @@ class Writer:
             return f"{name}.total()"
         if kind in F.INDEXED:
             return f"{name}.best()"
-        return F.across(f, self.joined(f, name, unroll))
+        inner = self.joined(f, name, unroll)
+        return F.across(f, inner[1:-1] if inner.startswith("(") else inner)
 
     def results(self, row: Block, f: Fold, name: str, unroll: int, blocked: bool, length: int) -> None:
         text = self.total(f, name, unroll, blocked)
@@ -526,8 +528,13 @@ class Writer:
             if f.kind == "mean":
                 text = f"{text} / {length}"
             texts = [text] * len(f.results)
+        done: dict[tuple, str] = {}
         for r, t in zip(f.results, texts, strict=True):
-            self.register(row, f, r, t)
+            if (t, r.dtype) in done:
+                row.values[r.read] = done[t, r.dtype]
+            else:
+                self.register(row, f, r, t)
+                done[t, r.dtype] = row.values[r.read]
 
     # ---- columns ------------------------------------------------------------------------------------------------
 
