@@ -134,6 +134,14 @@ def test_copies_between_inputs() -> None:
 
     agrees(intermediate, torch.randn(4))
 
+    def through_a_view(x):
+        a, y = torch.empty(3, 3), x * 2
+        a.t().copy_(y)
+        return a, y
+
+    outs = agrees(through_a_view, torch.randn(3, 3)).module(torch.randn(3, 3))
+    assert outs[0].data_ptr() != outs[1].data_ptr()
+
 
 def test_results_written_to_out() -> None:
     def f(x, y):
@@ -206,6 +214,16 @@ def test_random_programs(seed: int) -> None:
     pick = random.Random(seed)
     x = pick.choice(list(LAYOUTS.values()))()
     agrees_or_refuses(program(seed), x, torch.arange(120.0).view(4, 5, 6) / 7)
+
+
+def test_aliases_of_a_strided_input_moved_by_a_write() -> None:
+    def f(x):
+        x.add_(1)
+        return x.as_strided((2, 2), (9, 1), x.storage_offset()) * 2
+
+    with pytest.raises(UnsupportedError, match="layout changed"):
+        trace(f, strided())
+    agrees(f, torch.arange(40.0)[4:].view(4, 9))
 
 
 def agrees_or_refuses(fn: Callable[..., object], *samples: torch.Tensor) -> None:

@@ -63,7 +63,6 @@ def test_constants_are_new_at_each_call() -> None:
     x = torch.randn(2)
     run(graph, x)[0].add_(100)
     same(run(graph, x), f(x))
-    assert run(graph, x)[0].data_ptr() != run(graph, x)[0].add_(0).data_ptr() or True
 
 
 def test_writes_fill_with_constants() -> None:
@@ -136,6 +135,20 @@ def test_inference_tensors() -> None:
     assert "linear" not in ops(graph)
 
 
+def test_modes_are_restored_after_a_refusal() -> None:
+    graph = fx.Graph()
+    x = graph.placeholder("x")
+    graph.call_function(torch.set_default_dtype, (torch.float64,))
+    graph.call_function(torch.set_autocast_enabled, ("cpu", True))
+    graph.call_function(torch._C._set_grad_enabled, (True,))
+    graph.output(graph.call_method("item", (x,)))
+    with torch.no_grad():
+        with pytest.raises(UnsupportedError):
+            retrace(fx.GraphModule(torch.nn.Module(), graph), [torch.ones(1)])
+        assert not torch.is_grad_enabled()
+    assert torch.get_default_dtype() == torch.float32 and not torch.is_autocast_enabled("cpu")
+
+
 def test_detach_is_dropped() -> None:
     assert ops(agrees(lambda x: x.detach().data * 2, torch.randn(3))) == ["mul"]
 
@@ -147,7 +160,7 @@ def test_shape_changed_in_place() -> None:
         y.mul_(2)
         return y
 
-    assert ops(agrees(f, torch.randn(3, 4))) == ["clone", "t", "unsqueeze", "mul", "view", "t", "t", "unsqueeze"] or True
+    agrees(f, torch.randn(3, 4))
     with pytest.raises(UnsupportedError, match="t_"):
         trace(lambda x: x.t_(), torch.randn(3, 4))
 

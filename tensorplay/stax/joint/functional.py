@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import operator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import fx
@@ -25,6 +25,7 @@ from .views import Link
 
 aten = torch.ops.aten
 WRITE = aten.copy_.default
+_ITSELF = Link(None, ())
 
 
 @dataclass
@@ -38,18 +39,21 @@ class Root:
 
 @dataclass
 class Alias:
-    """A tensor of the old graph: the root that it views, through which parent, and its value as of some version."""
+    """A tensor of the program: the root whose memory it has, as a view of which parent (None: it is the root),
+    the layout that the program sees, and its value as of some version of the root."""
 
     root: Root
-    parent: Alias | None
-    link: Link | None
     seen: Spec
-    value: fx.Node | None = None
-    version: int = -1
+    value: fx.Node
+    version: int = 0
+    parent: Alias | None = None
+    link: Link = _ITSELF
 
 
 @dataclass
 class _Pass:
+    """One walk over the graph, which it rewrites in place."""
+
     graph: fx.Graph
     at: fx.Node  # the node that is being rewritten; new ones go before it
     alias: dict[fx.Node, Alias] = field(default_factory=dict)
@@ -86,11 +90,11 @@ class _Pass:
 
     def now(self, alias: Alias) -> fx.Node:
         stale: list[Alias] = []
-        at: Alias | None = alias
+        at = alias
         while at.parent is not None and at.version != at.root.version:
             stale.append(at)
             at = at.parent
-        value = at.root.value if at.parent is None else at.value
+        value = at.value if at.parent is not None else at.root.value
         for each in reversed(stale):
             value = self.view(each, value)
             each.value, each.version = value, each.root.version
@@ -98,20 +102,9 @@ class _Pass:
 
     def view(self, alias: Alias, base: fx.Node) -> fx.Node:
         try:
-            return views.apply(self.emit, base, self.placed(alias))
+            return views.apply(self.emit, base, _placed(alias, alias.root.value.meta["spec"]))
         except RuntimeError as error:
             raise UnsupportedError(f"{alias.link.target} of a tensor whose layout changed by a write: {error}") from error
-
-    def placed(self, alias: Alias) -> Link:
-        """The link; `as_strided`, which counts from the begin of the storage, moved to where the root's value lies."""
-        link = alias.link
-        if link.target is not aten.as_strided.default:
-            return link
-        size, stride, offset = link.args
-        then, now = alias.parent.seen, alias.root.value.meta["spec"]
-        if then.stride != now.stride:
-            raise UnsupportedError("as_strided on a tensor whose layout changed by a write")
-        return Link(link.target, (size, stride, offset - then.offset + now.offset))
 
     # -- writing
 
@@ -124,9 +117,10 @@ class _Pass:
         bases = [self.now(each) for each in chain[1:]]  # the values before the write
         after: list[tuple[Alias, fx.Node]] = []
         for each, base in zip(chain[:-1], bases, strict=True):
-            link = self.placed(each)
+            link = _placed(each, each.root.value.meta["spec"])
             if not views.copies(link):
-                value, fresh = self.laid(value, each.seen), True
+                laid = self.laid(value, each.seen)
+                value, fresh = laid, fresh or laid is not value
             if _agrees(value.meta["spec"], each.seen):
                 after.append((each, value))
             value = views.scatter(self.emit, base, value, link)
@@ -146,7 +140,7 @@ class _Pass:
     def step(self, node: fx.Node) -> None:
         self.at = node
         if node.target is WRITE:
-            target, value = node.args
+            target, value = cast(tuple[fx.Node, fx.Node], node.args)
             source = self.alias[value].root.first
             into_input = self.alias[target].root.first.op == "placeholder" and source.op != "placeholder"
             self.write(target, self.read(value), node.meta["fresh"] or into_input)
@@ -159,7 +153,7 @@ class _Pass:
             self.reread(node)
             spec = node.meta["spec"]
             if isinstance(spec, Spec):
-                self.alias[node] = Alias(Root(node, node), None, None, spec)
+                self.alias[node] = Alias(Root(node, node), spec, node)
             return
         above = self.alias[base]
         now = self.now(above)
@@ -167,12 +161,9 @@ class _Pass:
         if node.target is aten.as_strided.default:
             moved = above.root.version > 0 or moved
             above = _top(above)
-        alias = self.alias[node] = Alias(above.root, above, views.link(node), node.meta["spec"])
-        if moved:
-            alias.value = self.view(alias, self.now(above))
-        else:
-            alias.value = self.reread(node)
-        alias.version = above.root.version
+        alias = Alias(above.root, node.meta["spec"], node, above.root.version, above, views.link(node))
+        alias.value = self.view(alias, self.now(above)) if moved else self.reread(node)
+        self.alias[node] = alias
 
     def reread(self, node: fx.Node) -> fx.Node:
         """The node, with the values that its arguments have now."""
@@ -202,10 +193,7 @@ class _Pass:
                 at = at.parent
             value = owner if at.parent is None else made[id(at)]
             for each in reversed(chain):
-                link = each.link
-                if link.target is aten.as_strided.default:
-                    offset = link.args[2] - each.parent.seen.offset + value.meta["spec"].offset
-                    link = Link(link.target, (*link.args[:2], offset))
+                link = _placed(each, owner.meta["spec"])
                 value = made[id(each)] = views.apply(self.emit, value, link)
             return value
 
@@ -227,6 +215,17 @@ def _top(alias: Alias) -> Alias:
     while alias.parent is not None:
         alias = alias.parent
     return alias
+
+
+def _placed(alias: Alias, now: Spec) -> Link:
+    """The link; `as_strided`, which counts from the begin of the storage, moved to where the root lies now."""
+    link, then = alias.link, _top(alias).seen
+    if link.target is not aten.as_strided.default:
+        return link
+    if then.stride != now.stride:
+        raise UnsupportedError("as_strided on a tensor whose layout changed by a write")
+    size, stride, offset = link.args
+    return Link(link.target, (size, stride, offset - then.offset + now.offset))
 
 
 def functionalize(graph: fx.Graph) -> None:

@@ -52,7 +52,7 @@ class Writes:
 
 @functools.cache
 def writes(op: torch._ops.OpOverload) -> Writes | None:
-    schema = op._schema
+    schema: Any = op._schema
     if not schema.is_mutable:
         return None
     written = [a for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write]

@@ -91,14 +91,14 @@ class Recorder(TorchDispatchMode):
 
     def node(self, t: Tensor) -> fx.Node:
         found = getattr(t, MARK, None)
-        if type(found) is Result:
+        if type(found) is Result and found.node.graph is self.graph:
             item = self.items.get(found)
             if item is None or item._erased:
                 item = self.graph.create_node("call_function", operator.getitem, (found.node, found.index), name="getitem")
                 item.meta.update(spec=found.node.meta["spec"][found.index], line=self.line, ordered=False)
                 self.items[found] = item
             return item
-        if found is not None and found.graph is self.graph:
+        if isinstance(found, fx.Node) and found.graph is self.graph:
             return found
         if id(t) in self.known or id(t) in self.named or (t.dim() == 0 and t.device.type == "cpu"):
             return self.constant(t, fresh=False)
@@ -167,9 +167,7 @@ class Recorder(TorchDispatchMode):
         elif _has_tensor(result):
             if func.is_view and any(result is a for a in args):  # a view that changes nothing may give its argument back
                 return result
-            node = self.add(func, args, kwargs, result, random(func))
-            if torch.Tag.dynamic_output_shape in tags and _dynamic(func, args):
-                node.meta["dynamic"] = True
+            self.add(func, args, kwargs, result, random(func))
         return result
 
     def attempt(self, func: torch._ops.OpOverload, rule: Callable[..., Any], args: tuple, kwargs: dict) -> Any:
@@ -216,6 +214,7 @@ class Recorder(TorchDispatchMode):
 
     def mutate(self, func: torch._ops.OpOverload, args: tuple, kwargs: dict) -> Any:
         how = writes(func)
+        assert how is not None
         if func is aten.copy_.default:
             self.write(args[0], args[1], fresh=False)
             return args[0]
@@ -285,7 +284,7 @@ class Recorder(TorchDispatchMode):
     def write(self, target: Tensor, value: Tensor, fresh: bool) -> None:
         self.may_write(target)
         if value.dtype != target.dtype or value.device != target.device:
-            options = {"dtype": target.dtype} if value.dtype != target.dtype else {}
+            options: dict[str, Any] = {"dtype": target.dtype} if value.dtype != target.dtype else {}
             if value.device != target.device:
                 options["device"] = target.device
             with self:
@@ -374,10 +373,3 @@ def _same_layout(a: Any, b: Any) -> bool:
     if isinstance(a, (tuple, list)) and isinstance(b, (tuple, list)):
         return len(a) == len(b) and all(_same_layout(x, y) for x, y in zip(a, b, strict=True))
     return a is None and b is None
-
-
-def _dynamic(func: torch._ops.OpOverload, args: tuple) -> bool:
-    """Whether the result's size depends on values (`index` carries the tag for masks only)."""
-    if func.overloadpacket is not aten.index:
-        return True
-    return any(i is not None and i.dtype in (torch.bool, torch.uint8) for i in args[1])

@@ -8,8 +8,9 @@ no sample value outlives the run.
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -56,7 +57,7 @@ def _check_apart(samples: list[Tensor]) -> None:
     for s in sorted((s for s in samples if s.numel()), key=lambda s: s.storage_offset() * s.element_size()):
         if s.storage_offset() * s.element_size() < end:
             raise UnsupportedError("a write to an input that shares memory with another input")
-        last = s.storage_offset() + sum((n - 1) * st for n, st in zip(s.shape, s.stride(), strict=True))
+        last: Any = s.storage_offset() + sum((n - 1) * st for n, st in zip(s.shape, s.stride(), strict=True))
         end = (last + 1) * s.element_size()
 
 
@@ -85,7 +86,7 @@ class _Run:
     def result(self) -> OpGraph:
         recorder = self.recorder
         generators = _generators({t.device for t in self.inputs})
-        with torch.inference_mode(False), torch.no_grad():
+        with _modes_kept(), torch.inference_mode(False), torch.no_grad():
             for i, t in enumerate(self.inputs):
                 node = recorder.graph.placeholder(f"primals_{i + 1}")
                 node.meta.update(spec=Spec.of(t), line="", ordered=False)
@@ -94,7 +95,6 @@ class _Run:
                 leaves = self.execute()
                 recorder.graph.output(tuple([recorder.load(x) for x in leaves]))
             finally:
-                torch.set_grad_enabled(False)
                 for undo in generators:
                     undo()
         escapes = any(isinstance(x, Tensor) and _storage(x) in recorder.lifted for x in leaves)
@@ -149,11 +149,28 @@ class _Run:
 def _generators(devices: set[torch.device]) -> list[Callable[[], None]]:
     """What puts the default generators back to where they are now."""
     state = torch.get_rng_state()
-    undo = [functools.partial(torch.set_rng_state, state)]
+    undo: list[Callable[[], None]] = [functools.partial(torch.set_rng_state, state)]
     for device in devices:
         if device.type == "cuda":
             undo.append(functools.partial(torch.cuda.set_rng_state, torch.cuda.get_rng_state(device), device))
     return undo
+
+
+@contextlib.contextmanager
+def _modes_kept() -> Iterator[None]:
+    """Default dtype and autocast, which nodes of the captured graph may switch, are afterwards as before."""
+    dtype = torch.get_default_dtype()
+    casts = [(d, torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in ("cpu", "cuda")]
+    try:
+        yield
+    finally:
+        if torch.get_default_dtype() != dtype:
+            torch.set_default_dtype(dtype)
+        for device, enabled, low in casts:
+            if (torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)) != (enabled, low):
+                torch.set_autocast_enabled(device, enabled)
+                torch.set_autocast_dtype(device, low)
+                torch.clear_autocast_cache()
 
 
 def _last_uses(graph: fx.Graph) -> dict[fx.Node, list[fx.Node]]:

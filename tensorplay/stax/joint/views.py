@@ -11,7 +11,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import fx
@@ -128,19 +128,18 @@ def parent(node: fx.Node) -> fx.Node | None:
     """The node whose memory this node's result shares, or None: it is a tensor of its own."""
     if node.op != "call_function":
         return None
-    target = node.target
+    target, args = node.target, cast(tuple[Any, ...], node.args)
     if target is operator.getitem:
-        source = node.args[0]
-        return source.args[0] if source.target in LISTS else None
+        return args[0].args[0] if args[0].target in LISTS else None
     if target in UNDO:
-        return node.args[0]
+        return args[0]
     if target in LISTS or not isinstance(target, torch._ops.OpOverload):
         return None
     returns = target._schema.returns
     if len(returns) == 1 and (info := returns[0].alias_info) is not None and not info.is_write:
         for at, a in enumerate(target._schema.arguments):
             if a.alias_info is not None and a.alias_info.before_set & info.before_set:
-                return node.args[at]
+                return args[at]
     return None
 
 
@@ -150,7 +149,7 @@ def link(node: fx.Node) -> Link:
         return Link(node.target, (*node.args[1:3], node.meta["spec"].offset))
     if node.target is not operator.getitem:
         return Link(node.target, tuple(node.args[1:]))
-    source, index = node.args
+    source, index = cast(tuple[Any, ...], node.args)
     args = _bound(source.target, source.args[1:])
     if source.target is aten.unbind.int:
         return Link(aten.select.int, (args[0], index))
