@@ -260,3 +260,20 @@ def test_killed_builder_leaves_nothing_half_done(cache, tmp_path, monkeypatch):
     slow.write_text('#!/bin/sh\nexec g++ "$@"\n')
     monkeypatch.setenv("CXX", str(slow))
     assert build(source(), Target()).built
+
+
+@pytest.mark.skipif(torch.backends.cpu.get_cpu_capability() not in ("AVX2", "AVX512"), reason="names an AVX2 symbol")
+def test_sleef_is_linked_where_it_is_used(cache):
+    text = """
+    typedef float eight __attribute__((vector_size(32)));
+    extern "C" eight Sleef_sinf8_u10(eight);
+    extern "C" int segment_0(void *const *p, int threads) {
+      const float *x = (const float *)p[0];
+      const eight y = Sleef_sinf8_u10(eight{x[0], x[1], x[2], x[3]});
+      for (int i = 0; i < 4; i++) ((float *)p[1])[i] = y[i];
+      return 0;
+    }
+    """
+    artifact = build(Source("cpp", text, ("segment_0",), {}, (), ("-mavx2",)), Target())
+    x = torch.tensor([0.0, 0.5, 1.0, 100.0])
+    assert call(artifact, x)[1].allclose(x.sin())

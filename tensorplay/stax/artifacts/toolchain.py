@@ -26,8 +26,8 @@ from . import store
 RUNS = 0  # compilations that this process started
 NAMES = ("g++", "c++", "clang++")
 FLAGS = (
-    "-x", "c++", "-std=c++17", "-O2", "-fPIC", "-shared", "-nostdlib", "-ffp-contract=off", "-fno-math-errno",
-    "-fno-trapping-math", "-fno-exceptions", "-fno-rtti", "-fno-asynchronous-unwind-tables", "-w",
+    "-x", "c++", "-std=c++17", "-O2", "-fPIC", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math",
+    "-fno-exceptions", "-fno-rtti", "-fno-asynchronous-unwind-tables", "-w",
 )  # fmt: skip
 SECONDS = 600  # after which a compilation counts as failed
 
@@ -44,23 +44,21 @@ class Compiler:
         """The flags of every compilation; those of a target come behind them."""
         return FLAGS
 
-    @property
-    def libraries(self) -> tuple[str, ...]:
-        """torch's own OpenMP run time (one pool of threads) and libtorch_cpu (SLEEF), libm, the compiler's own."""
+    def libraries(self, code: bytes) -> tuple[str, ...]:
+        """What object code is linked with: torch's OpenMP run time (so there is one pool of threads), libm, the
+        compiler's own functions, and libtorch_cpu for SLEEF, whose long table of symbols costs 40 ms to read."""
+        torch_own = [library("libgomp*.so*"), library("libtorch_cpu.so") if b"Sleef_" in code else None]
         own = () if "zig" in self.version or "clang" in self.version else ("-lgcc",)
-        return ("-x", "none", "-Wl,--as-needed", *map(str, torch_libraries()), "-lm", *own)
+        return ("-Wl,--as-needed", *(str(path) for path in torch_own if path), "-lm", *own)
 
     def __str__(self) -> str:
         return f"{shlex.join(self.command)} ({self.version})"
 
 
-def torch_libraries() -> list[Path]:
-    """The shared libraries of torch that a kernel may call; an absent one is found in the process when it loads."""
+def library(pattern: str) -> Path | None:
+    """A shared library that torch brings along; None where it does not, and the process has it from elsewhere."""
     root = Path(torch.__file__).parent
-    found: list[Path] = []
-    for folder in (root / "lib", root.parent / "torch.libs"):
-        found += sorted(folder.glob("libgomp*.so*"))[:1]
-    return found[:1] + [p for p in (root / "lib" / "libtorch_cpu.so",) if p.exists()]
+    return next((path for folder in (root / "lib", root.parent / "torch.libs") for path in folder.glob(pattern)), None)
 
 
 def find() -> Compiler:
@@ -116,13 +114,20 @@ def compile(compiler: Compiler, source: Path, output: Path, flags: tuple[str, ..
     """Builds the shared object `output` from the file `source`."""
     global RUNS
     RUNS += 1
-    line = [*compiler.command, *compiler.flags, *flags, f"-I{headers}", str(source), "-o", str(output)]
-    line += compiler.libraries
+    code = output.with_suffix(".o")
+    run(compiler, source, [*compiler.flags, *flags, f"-I{headers}", "-c", str(source), "-o", str(code)])
+    libraries = compiler.libraries(code.read_bytes())
+    run(compiler, source, ["-shared", "-nostdlib", str(code), "-o", str(output), *libraries])
+
+
+def run(compiler: Compiler, source: Path, arguments: list[str]) -> None:
+    """One step of building `source`."""
+    line = [*compiler.command, *arguments]
     try:
         ran = subprocess.run(line, capture_output=True, text=True, errors="replace", timeout=SECONDS)
     except (OSError, subprocess.SubprocessError) as error:
         raise CompilerError(f"cannot run the C++ compiler {compiler}: {error}\nsource: {source}") from error
-    if ran.returncode or not output.exists():
+    if ran.returncode:
         raise CompilerError(
             f"{compiler} refused generated code (exit status {ran.returncode})\n"
             f"source: {source}\ncommand: {shlex.join(line)}\n{ran.stdout}{ran.stderr}"
