@@ -323,7 +323,9 @@ class Reach:
 
 def argument_tensors(args: tuple, kwargs: dict, names: list[str]) -> Iterator[tuple[str, torch.Tensor, Source]]:
     """The tensors in the arguments and in plain containers among them, in order, each with a name for its placeholder."""
-    stack: list[tuple[str, Any, Source]] = [(name, value, Keyword(name)) for name, value in kwargs.items()][::-1]
+    stack: list[tuple[str, Any, Source]] = []
+    for name, value in reversed(kwargs.items()):
+        stack.append((name, value, Keyword(name)))
     for k in reversed(range(len(args))):
         stack.append((names[k] if k < len(names) else f"args_{k}", args[k], Argument(k)))
     open_: set[int] = set()

@@ -53,7 +53,7 @@ class Constant:
 class Make:
     """An object to be made anew: its class, its elements and its attributes, as numbers of other steps."""
 
-    cls: type
+    cls: Any
     kind: str  # tuple, list, dict, set, deque, object: what holds the elements
     keys: tuple[int, ...] = ()
     items: tuple[int, ...] = ()
@@ -294,7 +294,7 @@ def _plain_new(cls: type) -> bool:
     return all(base is object or base.__flags__ & (1 << 9) for base in cls.__mro__) and _try_new(cls)
 
 
-def _try_new(cls: type) -> bool:
+def _try_new(cls: Any) -> bool:
     try:
         cls.__new__(cls)
     except Exception:

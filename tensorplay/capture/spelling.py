@@ -45,7 +45,7 @@ def _of_tensor(names: str) -> set[Any]:
     """The callables that a mode sees for these methods and properties of Tensor."""
     found = set()
     for name in names.split():
-        member = getattr(Tensor, name, None)
+        member: Any = getattr(Tensor, name, None)
         if member is not None:
             found.add(member if callable(member) else member.__get__)
     return found
@@ -64,7 +64,9 @@ METADATA: set[Any] = _of_tensor(
 }  # fmt: skip
 
 # read from a placeholder these are not in the key by themselves: each read becomes a row of the state
-PLACEHOLDER_METADATA: dict[Any, str] = {Tensor.is_leaf.__get__: "is_leaf", Tensor.storage_offset: "storage_offset"}
+PLACEHOLDER_METADATA: dict[Any, str] = {
+    name: text for text in ("is_leaf", "storage_offset") for name in _of_tensor(text)
+}
 
 CONVERSIONS: dict[Any, str] = {
     Tensor.__bool__: "bool", Tensor.__int__: "int", Tensor.__float__: "float", Tensor.__index__: "index",
@@ -181,7 +183,7 @@ def spell(func: Any, args: tuple, kwargs: dict) -> tuple[str, Any, tuple, dict]:
         if op is not None and len(args) == 2 and not kwargs:
             return "call_function", op, args[::-1], kwargs
         return "call_method", name, args, kwargs
-    return "call_function", func if _importable(func) else Call(func, name), args, kwargs
+    return "call_function", func if _importable(func) else Call(func, str(name)), args, kwargs
 
 
 def describe(func: Any) -> str:

@@ -22,15 +22,16 @@ from torch import fx
 
 from ..errors import GraphCaptureError
 from . import ambient
-from .captured import Captured
+from .captured import Captured, Gate
 from .effects import Snapshot
 from .gates import Random, replay_graph
 from .isolate import isolate
 from .patches import patched
 from .reach import Reach, TooMuch
 from .rebuild import Newborn, plan
-from .recorder import Learned, Recorder, Refused, Restart
+from .recorder import Recorder
 from .state import state, ties
+from .values import Learned, Refused, Restart
 
 _LOCK = threading.RLock()
 _RUNNING: list[int] = []  # threads that capture, innermost last
@@ -125,7 +126,8 @@ def _once(fn: Any, args: tuple, kwargs: dict, reach: Reach, learned: Learned, se
 
 def _assemble(recorder: Recorder, reach: Reach, rebuild: Any, rows: tuple, tied: tuple) -> Captured:
     graph, root = recorder.graph, recorder.root
-    gates, replay = (), None
+    gates: tuple[Gate, ...] = ()
+    replay = None
     if recorder.gates:  # before anything is removed from the graph (corollary 3.1)
         try:
             replay, gates = replay_graph(graph, root, recorder.gates, recorder.traits)

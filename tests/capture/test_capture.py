@@ -19,7 +19,7 @@ from tensorplay.capture.show import show
 from tensorplay.capture.tracer import capture
 from tensorplay.errors import GraphCaptureError
 from tensorplay.key.signature import entry
-from tensorplay.replay import replayer
+from tensorplay.replay import replay_of
 
 
 def names(graph):
@@ -50,7 +50,7 @@ def same(a, b):
 def holds(captured, args):
     """Whether the gates of a captured function have, on other arguments, the values that they had."""
     try:
-        values = replayer(captured)([source.get(args, {}) for source in captured.inputs])
+        values = replay_of(captured)([source.get(args, {}) for source in captured.inputs])
     except Exception:
         return False
     return values == tuple(entry(gate.value) for gate in captured.gates)
@@ -753,3 +753,59 @@ capture(lambda x, w: (torch.relu(x + w) * 2).sum(-1), (torch.ones(2, 3), torch.o
 print([m for m in ("sympy", "torch._dynamo", "torch._inductor", "networkx") if m in sys.modules])
 """
     assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True).stdout.strip() == "[]"
+
+
+def test_other_threads_and_modes_are_untouched():
+    import threading
+
+    seen, go, done = [], threading.Event(), threading.Event()
+
+    def other():
+        go.wait(5)
+        t = torch.ones(2, requires_grad=True)
+        Square.apply(t).sum().backward()
+        seen.append((t.grad.clone(), torch.overrides.has_torch_function((t,)), torch.initial_seed() is not None))
+        done.set()
+
+    thread = threading.Thread(target=other)
+    thread.start()
+
+    def f(t):
+        go.set()
+        assert done.wait(5)
+        return Square.apply(t)
+
+    apply = torch.autograd.Function.apply.__func__.__code__
+    captured = capture(f, (torch.ones(2),), {})
+    thread.join()
+    assert same(seen[0][0], torch.full((2,), 3.0)) and not seen[0][1]
+    assert len(captured.graph.graph.nodes) == 3
+    assert torch.autograd.Function.apply.__func__.__code__ is apply
+    assert torch.overrides.has_torch_function.__module__ != "tensorplay.capture.patches"
+    assert torch._C._len_torch_function_stack() == 0 and torch._C._len_torch_dispatch_stack() == 0
+
+
+def test_a_swallowed_refusal_is_still_refused():
+    def f(t):
+        try:
+            return t * t.data_ptr()
+        except:  # noqa: E722
+            return t
+
+    with pytest.raises(GraphCaptureError, match="data_ptr"):
+        capture(f, (torch.ones(2),), {})
+
+
+def test_nothing_is_kept_after_many_captures():
+    def f(a, b):
+        return (torch.relu(a + b) * 2).sum(-1)
+
+    args = torch.ones(3, 4), torch.ones(3, 4)
+    for _ in range(2):
+        capture(f, args, {})
+    gc.collect()
+    before = len(gc.get_objects())
+    for _ in range(10):
+        capture(f, args, {})
+    gc.collect()
+    assert len(gc.get_objects()) - before < 50
