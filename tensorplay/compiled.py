@@ -216,7 +216,7 @@ class Compiled:
             over.count += 1
             return None
         self._explain(call, args, kwargs)
-        from .replay import replayer
+        from .replay import replay_of
 
         start = time.perf_counter()
         captured = self._capture(args, kwargs)
@@ -226,7 +226,7 @@ class Compiled:
             self.versions = (*self.versions, version)
             return version, ()
         seconds = {"capture": time.perf_counter() - start}
-        version = Version(call, captured, args, kwargs, replayer(captured))
+        version = Version(call, captured, args, kwargs, replay_of(captured))
         seconds["key"] = time.perf_counter() - start - seconds["capture"]
         inputs = version.match(args, kwargs)
         if inputs is None:  # a key that does not hold for its own call would never be right

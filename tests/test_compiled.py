@@ -202,6 +202,18 @@ def test_storage_offsets_count_where_they_are_numbers():
     assert N(cf) == 1
 
 
+def test_explaining_a_miss_writes_nothing():
+    def f(x):
+        y = x.float()  # a copy for one version, the argument itself for the other
+        y.add_(1)
+        return y * 2 if y.sum() > 0 else y
+
+    cf = comp(f)
+    assert eq(cf(ones(2).double()), 4 * ones(2))
+    x = ones(2)
+    assert eq(cf(x), 4 * ones(2)) and eq(x, 2 * ones(2)) and N(cf) == 2
+
+
 def test_an_argument_that_is_also_a_closure_variable():
     w = ones(2)
     cf = comp(lambda x: x + w)

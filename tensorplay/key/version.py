@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from ..capture.captured import Captured, Gate
 
 
+_NAMED = (Argument, Keyword)
+
+
 @dataclass(frozen=True)
 class Call:
     """What of a call is in every key, whatever the version: signature, identity pattern, ambient state."""
@@ -63,7 +66,8 @@ class Version:
     ) -> None:
         """Builds the key from the call that was captured; `captured` is None where the function runs as it stands.
 
-        `replayed` takes the tensors of the placeholders and returns the entries of the gates' values, or raises.
+        `replayed` takes the tensors of the placeholders and returns the entries of the gates' values, or raises; its
+        `elsewhere` does so for tensors of any signature.
         """
         self.call = call
         self.sigma, self.aliases, self.ambient = call.sigma, call.aliases, call.ambient
@@ -75,7 +79,7 @@ class Version:
         self.parts: tuple[Part, ...] = ()
         self.ties: tuple[tuple[Source, Source], ...] = ()
         self.gates: tuple[Gate, ...] = ()
-        self.replayed: Callable[[Sequence[torch.Tensor]], tuple[Entry, ...]] = replayed
+        self.replayed = replayed
         self.match: Callable[[tuple, dict], Any]
         self.captured: Captured | None = None
         if captured is None:
@@ -102,7 +106,7 @@ class Version:
                 text.equal(text.read(place), states[place], value.storage_offset())
         lifted: dict[Source, Entry] = {}
         for source, name, value in zip(captured.inputs, names, values):
-            if not isinstance(source, (Argument, Keyword)):  # those are in sigma
+            if not isinstance(source, _NAMED):  # those are in sigma
                 lifted[source] = tensor_entry(value)
                 text.tensor(name, lifted[source])
         self.ties = captured.ties
@@ -127,7 +131,7 @@ class Version:
         self.parts = tuple(Part(s, e) for s, e in (*owners.items(), *states.items(), *lifted.items()))
         self.match, self.text = text.build(f"({listed})")
         flat = (*self.sigma[0], *(e[2] for e in self.sigma[1]))
-        named = sum(isinstance(s, (Argument, Keyword)) for s in captured.inputs)
+        named = sum(isinstance(s, _NAMED) for s in captured.inputs)
         self.distinct = not self.aliases and named == sum(e[0] == "tensor" for e in flat)
         self.distinct &= all(e[0] in ("tensor", "value") for e in flat)
 
@@ -167,8 +171,9 @@ class Version:
             return found
         for part in self.parts:
             found += differences(str(part.source), part.expected, part.actual(args, kwargs), compact=True)
+        known = self.aliases != call.aliases  # says already that arguments are, or are not, one tensor
         for a, b in self.ties:
-            if not _identical(a, b, args, kwargs):
+            if not (known and isinstance(a, _NAMED) and isinstance(b, _NAMED)) and not _identical(a, b, args, kwargs):
                 found.append(Guard(str(a), f"{a} is {b}", True, False))
         try:
             inputs: tuple[Any, ...] | None = self.read(args, kwargs)
@@ -176,7 +181,7 @@ class Version:
             inputs = None
         if inputs is not None:
             distinct = len({*map(id, inputs)})
-            if distinct != len(inputs):
+            if distinct != len(inputs) and not known:
                 found.append(Guard("identical tensors", "tensors that the function reads are distinct", len(inputs), distinct))
             found += self._overlap(inputs)
         if self.gates and self._outcomes(inputs) != self.gate_entries:
@@ -201,7 +206,7 @@ class Version:
         if inputs is None:
             return None
         try:
-            return self.replayed(inputs)
+            return self.replayed.elsewhere(inputs)
         except Exception:
             return None
 
