@@ -44,14 +44,14 @@ _NONE: frozenset[Expr] = frozenset()
 class Expr:
     """One interned node.  Build it with the functions below, never directly."""
 
-    __slots__ = ("op", "args", "dtype", "free", "digest", "low", "high", "__weakref__")
+    __slots__ = ("__weakref__", "args", "digest", "dtype", "free", "high", "low", "op")
     op: str
     args: tuple[Any, ...]
-    dtype: torch.dtype | str
+    dtype: Any  # a torch.dtype, or INDEX
     free: frozenset[Expr]  # the loop variables that it depends on
     digest: bytes  # content hash, equal across processes
-    low: int | None  # range of an index expression, inclusive; None for values
-    high: int | None
+    low: Any  # range of an index expression, inclusive; None for values
+    high: Any
 
     def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError("expressions are immutable")

@@ -9,11 +9,13 @@ from typing import Any
 import torch
 from torch import fx
 
+from ..errors import UnsupportedError
 from .artifacts.build import build
 from .codegen.cpp.emit import emit
 from .codegen.detect import detect
 from .joint.retrace import retrace
 from .loops.lower import lower
+from .loops.nodes import Loops
 from .loops.verify import verify
 from .runtime.program import Program
 from .schedule.schedule import schedule
@@ -28,10 +30,18 @@ def stax(graph: fx.GraphModule, samples: Sequence[torch.Tensor], **options: Any)
     clock = Clock()
     ops = clock("retrace", retrace(graph, samples))
     loops = clock("lower", verify(lower(ops)))
+    on_cpu(loops)
     plan = clock("schedule", schedule(loops, target))
     source = clock("codegen", emit(plan, target))
     artifact = clock("build", build(source, target))
     return Program(graph, ops, loops, plan, source, artifact, clock.seconds)
+
+
+def on_cpu(loops: Loops) -> None:
+    """Native code gets bare pointers: it must never see memory of another device."""
+    for buffer in loops.buffers.values():
+        if buffer.device.type != "cpu":
+            raise UnsupportedError(f"{buffer.name} is on {buffer.device}: the run time serves CPU tensors")
 
 
 class Clock:
