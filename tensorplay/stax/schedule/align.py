@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 
 from ..expr import Expr, affine, integer, parts, postorder, substitute, var
@@ -53,6 +53,18 @@ class Match:
     second: dict[Expr, Expr]
     space: Space
     row: bool = False
+    memo: dict[Expr, Expr] = field(default_factory=dict, compare=False, repr=False)
+
+    def of_first(self, e: Expr) -> Expr:
+        """An index of the first side over the joint space."""
+        return substitute(e, self.first) if self.first else e
+
+    def of_second(self, e: Expr) -> Expr:
+        """An index of the second side over the joint space."""
+        found = self.memo.get(e)
+        if found is None:
+            found = self.memo[e] = substitute(e, self.second)
+        return found
 
 
 def extent(v: Expr) -> int:

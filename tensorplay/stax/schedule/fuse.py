@@ -200,7 +200,7 @@ class Fusion:
             return found
         shared = False
         for link in links:
-            same = same_point(substitute(link.first, found.first), substitute(link.second, found.second))
+            same = same_point(found.of_first(link.first), found.of_second(link.second))
             if link.must and not same:
                 return "a value is needed at another point than it is made at"
             shared |= same
@@ -291,10 +291,10 @@ class Fusion:
                 continue
             if not self.deps.fails.isdisjoint((*base.nodes, *guest.nodes)):
                 return "the kernel would overwrite an input before its checks have passed"
-            at = substitute(base.stores[name], found.first) if name in base.stores else None
-            at = at or substitute(guest.stores[name], found.second)
-            offsets = [substitute(e, found.first) for e in base.loads.get(name, ())]
-            offsets += [substitute(e, found.second) for e in guest.loads.get(name, ())]
+            at = found.of_first(base.stores[name]) if name in base.stores else None
+            at = at or found.of_second(guest.stores[name])
+            offsets = [found.of_first(e) for e in base.loads.get(name, ())]
+            offsets += [found.of_second(e) for e in guest.loads.get(name, ())]
             if any(e is not at for e in offsets):
                 return "the kernel would overwrite an input that it reads at other points"
             if offsets and found.space.rdims:
@@ -312,11 +312,11 @@ class Fusion:
             return ""
         sizes = {name: self.deps.buffers[name].dtype.itemsize for g in (base, guest) for name in (*g.loads, *g.stores)}
         accesses: dict[tuple[Expr, int], None] = {}
-        for group, change in ((base, found.first), (guest, found.second)):
+        for group, change in ((base, found.of_first), (guest, found.of_second)):
             for name, offsets in group.loads.items():
                 if name not in base.stores and name not in guest.stores:
-                    accesses.update(((substitute(e, change), sizes[name]), None) for e in offsets)
-            accesses.update(((substitute(e, change), sizes[name]), None) for name, e in group.stores.items())
+                    accesses.update(((change(e), sizes[name]), None) for e in offsets)
+            accesses.update(((change(e), sizes[name]), None) for name, e in group.stores.items())
         resident = footprint(rdims, accesses)
         few = numel(found.space.dims) < FEW_ROWS and resident > LONG_ROW
         strided = resident > self.target.l2 and column(rdims, (e for e, _ in accesses))
@@ -347,15 +347,15 @@ class Fusion:
         self.parent[guest.number] = base.number
         if found.first:
             base.maps = {i: composed(m, found.first) for i, m in base.maps.items()}
-            base.loads = {b: {substitute(e, found.first): None for e in es} for b, es in base.loads.items()}
-            base.stores = {b: substitute(e, found.first) for b, e in base.stores.items()}
-            base.values = {substitute(e, found.first): None for e in base.values}
+            base.loads = {b: {found.of_first(e): None for e in es} for b, es in base.loads.items()}
+            base.stores = {b: found.of_first(e) for b, e in base.stores.items()}
+            base.values = {found.of_first(e): None for e in base.values}
         for i, m in guest.maps.items():
             base.maps[i] = composed(m, found.second)
         for name, offsets in guest.loads.items():
-            base.loads.setdefault(name, {}).update((substitute(e, found.second), None) for e in offsets)
-        base.stores.update((b, substitute(e, found.second)) for b, e in guest.stores.items())
-        base.values.update((substitute(e, found.second), None) for e in guest.values)
+            base.loads.setdefault(name, {}).update((found.of_second(e), None) for e in offsets)
+        base.stores.update((b, found.of_second(e)) for b, e in guest.stores.items())
+        base.values.update((found.of_second(e), None) for e in guest.values)
         base.rows |= guest.rows | (set(guest.nodes) if found.row else set())
         base.space = found.space
         base.size += guest.size
