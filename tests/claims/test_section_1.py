@@ -78,11 +78,11 @@ def test_row_1_08_five_representations():
 
 
 def test_row_1_11_graph_of_another_front_end():
-    from tensorplay.registry import lookup_backend
+    from tensorplay.registry import lookup
 
     graph = torch.fx.symbolic_trace(f)
     x, w = tp.randn(8, 16), tp.randn(8, 16)
-    assert near(lookup_backend("stax")(graph, [x, w])(x, w), f(x, w), 1e-6)
+    assert near(lookup("stax")(graph, [x, w])(x, w), f(x, w), 1e-6)
 
 
 def test_listing_3_1_names():
