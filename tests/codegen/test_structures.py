@@ -358,3 +358,19 @@ def test_common_subexpressions_appear_once():
     body = make("add", (e, make("mul", (e, e), F)), F)
     text = function_of(kernel(i, [pointwise("y", (64,), body)]), detect()).body
     assert text.count("exp(") == 1 and text.count("load<N>") == 1
+
+
+def test_transposed_reads_go_through_tiles():
+    for n, m in ((70, 130), (256, 192)):
+        x, y = torch.randn(3, n, m), torch.randn(3, m, n).transpose(1, 2)
+        for dtype in (torch.float32, torch.bfloat16, torch.bool):
+            a, b = (x > 0, y > 0) if dtype == torch.bool else (x.to(dtype), y.to(dtype))
+            ba, bb = buffer("a", a), buffer("b", b)
+            v = space((3, n, m))
+            e, f = at(ba, v), at(bb, v)
+            if dtype == torch.bfloat16:
+                e, f = cast(e, F), cast(f, F)
+            body = make("logical_and" if dtype == torch.bool else "add", (e, f), e.dtype)
+            plan = plan_of([ba, bb], [kernel(v, [pointwise("y", (3, n, m), body, dtype)], read_bytes=BIG)])
+            assert "turn(" in function_of(plan.kernels[0], detect()).body
+            check(plan, [a, b])

@@ -199,7 +199,7 @@ class Body:
             x = e.args[1] if e.op == "load" else e.args[0]
             if self.vector(e, b) and slope(x, self.v, self.n) is None:
                 return []  # its own lane block asks for them
-            return _indirect(x)
+            return indirect(x)
         if e.op == "masked" and not self.plain(e):
             return [e.args[0], e.args[2]]
         return list(e.children)
@@ -208,7 +208,7 @@ class Body:
         """Whether the value of a `masked` may be computed everywhere: it reads no memory and checks nothing."""
         return all(
             n.op not in ("load", "index") and not (n.op in CHECKED and not n.dtype.is_floating_point)
-            and not (n.op == "value" and _indirect(n.args[0]))
+            and not (n.op == "value" and indirect(n.args[0]))
             for n in walk_values(e.args[1])
         )  # fmt: skip
 
@@ -363,7 +363,7 @@ class Body:
         return f"iota<N>(({ctype})({self.index(x, b)}), ({ctype}){step})"
 
     def index_of(self, x: Expr, b: Block) -> str:
-        for inner in _indirect(x):
+        for inner in indirect(x):
             self.need(inner, b)
         return self.index(x, b)
 
@@ -452,7 +452,7 @@ class Body:
         if value.op == "cast" and dtype in HALF and value.args[0].dtype is torch.float32:
             value = value.args[0]  # the store rounds
         self.need(value, b)
-        for inner in _indirect(at):
+        for inner in indirect(at):
             self.need(inner, b)
         pointer = self.argument(buffer, dtype, write=True)
         vec = self.v is not None and (self.v in e.free or self.v in at.free) and not b.lane
@@ -481,7 +481,7 @@ def _width(ctype: str) -> int:
     return {"f32": 4, "f64": 8, "i64": 8, "i32": 4, "i16": 2, "i8": 1, "u8": 1}[ctype]
 
 
-def _indirect(x: Expr) -> list[Expr]:
+def indirect(x: Expr) -> list[Expr]:
     """The checked values inside an index, outermost."""
     out: list[Expr] = []
     stack = [x]

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 import torch
 
 from ...dtypes import compute
-from ...expr import Expr, postorder
+from ...expr import Expr
 
 INT32 = (-(2**31), 2**31 - 1)
 
@@ -128,5 +128,13 @@ def widest(order: Iterable[Expr], v: Expr, fits: dict[Expr, tuple[int, int]]) ->
     return 4
 
 
-def contains(root: Expr, ops: frozenset[str]) -> bool:
-    return any(n.op in ops for n in postorder(root))
+def unconditional(roots: Iterable[Expr]) -> list[Expr]:
+    """Distinct value nodes that are computed at every point: nothing under the condition of a `masked`."""
+    seen: set[Expr] = set()
+    stack = list(roots)
+    while stack:
+        node = stack.pop()
+        if node not in seen:
+            seen.add(node)
+            stack += (node.args[0], node.args[2]) if node.op == "masked" else value_children(node)
+    return sorted(seen, key=lambda e: e.digest)

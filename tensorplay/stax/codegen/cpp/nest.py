@@ -16,21 +16,26 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
+
 from ....errors import UnsupportedError
 from ...dtypes import TABLE
-from ...expr import Expr, affine, integer, value
+from ...expr import Expr, affine, coefficient, integer, substitute, value, var
 from ...schedule.plan import Kernel
 from ..target import Target
 from . import folds as F
-from .body import Block, Body, aligned
-from .lanes import narrow, slope, walk_values, widest
+from .body import Block, Body, aligned, indirect
+from .lanes import narrow, slope, unconditional, walk_values, widest
 from .shape import HEAVY, Fold, Shape, Store, cycles, flat, lane_score, shape_of
 
 SERIAL_NS = 20_000  # below it a parallel region costs more than it gains
 PART_NS = 10_000  # the least work of a thread
+PREFETCH_NS = 200_000  # kernels that stream from memory ask for the next row while they work on one
 PART = 512  # the least elements of a part
 TILE = 1024  # columns whose accumulators stay in L1
 BLOCK_STEPS = 16  # vector steps that a float sum takes before it is compensated
+SIDE = 64  # rows and columns of a tile that is read against its layout
+PITCH = SIDE + 16  # no power of two: the columns of a tile lie in different sets of L1
 CHUNKS = 64  # parts of a split reduction at most
 
 
@@ -223,6 +228,9 @@ class Writer:
             return self.finish(opened)
         size = v.args[1]
         rows = math.prod(u.args[1] for u in outer)
+        across = self.against_layout()
+        if across is not None:
+            return self.turned(*across)
         if self.serial() or rows >= 64:
             block, opened = self.over(outer, self.serial())
             self.lanes_of_points(block, "0", str(size), size % self.n == 0)
@@ -245,6 +253,69 @@ class Writer:
             inner.line(f"const i64 {u.name} = t / {parts_ * step}{f' % {u.args[1]}' if u is not outer[0] else ''};")
         inner.line(f"const i64 low = t % {parts_} * {part}, high = low + {part} < {size} ? low + {part} : {size};")
         self.lanes_of_points(inner, "low", "high", size % self.n == 0)
+        self.finish(opened)
+
+    def against_layout(self) -> tuple[Expr, list[Expr]] | None:
+        """Loads that are contiguous along another loop than the lanes, when the arrays exceed the caches."""
+        shape, v = self.shape, self.v
+        assert v is not None
+        if self.kernel.model_bytes < self.target.l1 or v.args[1] < SIDE // 2:
+            return None
+        found: dict[Expr, list[Expr]] = {}
+        for e in unconditional(s.value for s in shape.stores):
+            if e.op != "load" or (coefficient(e.args[1], v) or 0) < 2:
+                continue
+            for u in shape.dims:
+                if u is not v and u.args[1] >= SIDE // 2 and coefficient(e.args[1], u) == 1:
+                    found.setdefault(u, []).append(e)
+        if not found:
+            return None
+        u = max(found, key=lambda w: len(found[w]))
+        return (u, found[u]) if len(found[u]) <= 4 else None
+
+    def turned(self, u: Expr, loads: list[Expr]) -> None:
+        """Tiles: what is read against its layout goes through a buffer in L1."""
+        shape, body, v = self.shape, self.body, self.v
+        assert v is not None
+        outer = [w for w in shape.dims if w is not v and w is not u]
+        high = {w: math.ceil(w.args[1] / SIDE) for w in (u, v)}
+        count = math.prod(w.args[1] for w in outer) * high[u]
+        if self.serial():
+            block, opened = self.over(outer, True)
+            block = Block(block)
+            opened.append((block, f"for (i64 t = 0; t < {high[u]}; t++) {{", "}"))
+            block.line(f"const i64 {u.name}_low = t * {SIDE};")
+            self.thread = self.root
+        else:
+            self.thread = Block(self.root)
+            opened = [(self.thread, f"parallel({self.limit()}, {count}, [&](int, i64 begin, i64 end) {{", "});")]
+            block = Block(self.thread, frozenset(outer))
+            opened.append((block, "for (i64 t = begin; t < end; t++) {", "}"))
+            step = count // high[u]
+            for w in outer:
+                step //= w.args[1]
+                block.line(f"const i64 {w.name} = t / {high[u] * step}{f' % {w.args[1]}' if w is not outer[0] else ''};")
+            block.line(f"const i64 {u.name}_low = t % {high[u]} * {SIDE};" if outer else f"const i64 {u.name}_low = t * {SIDE};")
+        block.line(_upper(u))
+        tile = Block(block)
+        opened.append((tile, f"for (i64 {v.name}_low = 0; {v.name}_low < {v.args[1]}; {v.name}_low += {SIDE}) {{", "}"))
+        tile.line(_upper(v))
+        for e in loads:
+            name = body.fresh("tile")
+            kind = "b1" if e.dtype is torch.bool else F.ctype(e.dtype)
+            self.thread.lines.insert(0, f"alignas(64) {kind} {name}[{SIDE} * {PITCH}];")
+            corner = substitute(e.args[1], {u: var(f"{u.name}_low", u.args[1]), v: var(f"{v.name}_low", v.args[1])})
+            pointer = body.argument(e.args[0], e.dtype)
+            for inner in indirect(corner):
+                body.need(inner, tile)
+            tile.line(
+                f"turn({name}, {PITCH}, {body.offset(pointer, corner, tile)}, {coefficient(e.args[1], v)}, "
+                f"{v.name}_high - {v.name}_low, {u.name}_high - {u.name}_low);", e.args[0],
+            )  # fmt: skip
+            body.kept[e] = (name, f"({u.name} - {u.name}_low) * {PITCH} + {v.name} - {v.name}_low")
+        row, header = self.loop(tile, u, f"{u.name}_low", f"{u.name}_high")
+        opened.append((row, header, "}"))
+        self.lanes_of_points(row, f"{v.name}_low", f"{v.name}_high", v.args[1] % self.n == 0)
         self.finish(opened)
 
     def lanes_of_points(self, block: Block, low: str, high: str, even: bool) -> None:
@@ -429,6 +500,12 @@ class Writer:
                 low, high = "b", "e"
             inner, header, footer = self.vector_loop(block, low, high, even, unroll)
             opened.append((inner, header, footer))
+        if p == 1 and v is not None and self.ns > PREFETCH_NS and v in shape.rdims and shape.dims:
+            for e in unconditional(roots):
+                step = coefficient(e.args[1], shape.dims[-1]) if e.op == "load" else None
+                if step and coefficient(e.args[1], v) == 1 and not indirect(e.args[1]):
+                    pointer = body.argument(e.args[0], e.dtype)
+                    inner.line(f"prefetch({body.offset(pointer, e.args[1], inner)} + {step});", "the next row")
         for f, name in zip(folds, names, strict=True):
             body.origin = f.origin
             self.accumulate(inner, f, f"{name}b" if blocked and F.is_sum(f) else name, unroll)
@@ -835,6 +912,11 @@ class Writer:
             body.store(buffer.name, buffer.dtype, at, marker, step)
         step.close(header)
         self.finish(opened)
+
+
+def _upper(w: Expr) -> str:
+    low, size = f"{w.name}_low", w.args[1]
+    return f"const i64 {w.name}_high = {low} + {SIDE} < {size} ? {low} + {SIDE} : {size};"
 
 
 def put_partial(f: Fold, part: str, at: str, text: str) -> str:

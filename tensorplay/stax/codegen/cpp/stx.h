@@ -302,6 +302,13 @@ template <int N, class T, class V, class L, class F> FI void store_at(T *p, V v,
   for (int k = 0; k < live; k++) p[at(k)] = t[k];
 }
 
+// to[i * pitch + j] = from[j * step + i]: a tile of a matrix that is read against its layout, through L1
+template <class R, class T> FI void turn(R *to, i64 pitch, const T *from, i64 step, i64 rows, i64 columns) {
+  for (i64 j = 0; j < rows; j++)
+    for (i64 i = 0; i < columns; i++) put(to + i * pitch + j, get(from + j * step + i));
+}
+FI void prefetch(const void *p) { __builtin_prefetch(p); }
+
 // f(i, n, u) over [begin, end) in steps of N lanes; u counts 0 .. U - 1 round and round.
 template <int N, int U, class F> FI void each(i64 begin, i64 end, F f) {
   i64 i = begin;
