@@ -3,6 +3,7 @@
 import gc
 import operator
 import os
+import resource
 import threading
 import weakref
 
@@ -385,3 +386,16 @@ def test_long_tuples_are_wrapped_inside_their_brackets():
         values = tuple(torch.randn(2) for _ in range(count))
         assert all(a is b for a, b in zip(p(*values), values, strict=True))
         assert max(map(len, p.host.splitlines())) <= 100
+
+
+def test_calls_leak_nothing():
+    p, w = matmul_chain(True), torch.randn(4, 8)
+    for _ in range(100):
+        p(X, w)
+    gc.collect()
+    before = len(gc.get_objects()), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    for _ in range(20_000):
+        p(X, w)
+    gc.collect()
+    assert len(gc.get_objects()) - before[0] < 50
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before[1] < 2048  # kB
