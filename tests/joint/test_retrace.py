@@ -182,6 +182,7 @@ def test_samples_die() -> None:
     [
         (lambda x: x.item(), "value of a tensor"),
         (lambda x: x * (1 if x.sum() > 0 else 2), "value of a tensor"),
+        (lambda x: (t := torch.tensor(0.0)).add_(x.sum()) * t.item(), "value of a tensor"),
         (lambda x: x.uniform_(generator=torch.Generator()), "generator"),
         (lambda x: x.resize_(9), "resize_"),
         (lambda x: x.to_sparse(), "layout"),
@@ -191,6 +192,16 @@ def test_samples_die() -> None:
 def test_refusals(fn, word) -> None:
     with pytest.raises(UnsupportedError, match=word):
         trace(fn, torch.ones(1))
+
+
+@pytest.mark.parametrize(("name", "nested"), [("tolist", False), ("numpy", False), ("new_tensor", True)])
+def test_hidden_reads_of_values_are_refused(name: str, nested: bool) -> None:
+    graph = fx.Graph()
+    x = graph.placeholder("x")
+    y = graph.call_method("sum", (x,))
+    graph.output(graph.call_method(name, (x, [y, 1.0]) if nested else (x,)))
+    with pytest.raises(UnsupportedError, match="value of a tensor"):
+        retrace(fx.GraphModule(torch.nn.Module(), graph), [torch.ones(2)])
 
 
 def test_unknown_tensors_are_refused() -> None:

@@ -3,8 +3,11 @@
 In: an operator overload.  Out: `rule(op)`, a function with the operator's arguments that computes the same with other
 operators, or None where the operator stays. Which do: those with a row in the table of operators (the base B), those
 that draw random numbers, and those without a rule; the last become fallback kernels.
-Always: a rule runs under the recorder, so that what it calls is looked up in turn; it may return NotImplemented for
-arguments that it does not cover. Rules never lead back to their own operator (proposition 4.3).
+A rule is one of ours, or the operator's own composite kernel, which is exact by definition. torch's table
+(`torch._decomp`) is not used: of its rules for operators without a row most import sympy when they run, and some differ
+from the operator on NaN, infinities and float64.
+Always: a rule runs under the recorder, so that what it calls is looked up in turn; one that does not cover its
+arguments returns NotImplemented first. Rules never lead back to their own operator (proposition 4.3).
 """
 
 from __future__ import annotations
@@ -67,6 +70,8 @@ def glu(x: Tensor, dim: int = -1) -> Tensor:
 def binary_cross_entropy_with_logits(
     x: Tensor, y: Tensor, weight: Tensor | None = None, pos_weight: Tensor | None = None, reduction: int = MEAN
 ) -> Tensor:
+    if any(t is not None and t.dtype != x.dtype for t in (y, weight, pos_weight)):
+        return NotImplemented  # the kernel's in-place steps keep the target's dtype
     log = aten.log_sigmoid_forward.default(x)[0]
     if pos_weight is not None:
         log = aten.mul.Tensor(aten.add.Tensor(aten.mul.Tensor(aten.sub.Tensor(pos_weight, 1), y), 1), log)
@@ -74,15 +79,6 @@ def binary_cross_entropy_with_logits(
     if weight is not None:
         loss = aten.mul.Tensor(loss, weight)
     return _reduced(loss, reduction)
-
-
-# Rules of torch's table that are used, by name of the operator; each was run on torch's own operator samples.
-TORCH = frozenset(
-    {
-        "aten.ldexp.Tensor",
-        "aten._weight_norm_interface.default",
-    }
-)
 
 
 def has_row(op: torch._ops.OpOverload) -> bool:
@@ -105,11 +101,4 @@ def rule(op: torch._ops.OpOverload) -> Rule | None:
     may_alias = any(r.alias_info is not None for r in op._schema.returns)
     if composite and (may_alias or not (has_row(op) or random(op))):  # `reshape` views or copies: show which
         return functools.partial(op._op_dk, torch.DispatchKey.CompositeImplicitAutograd)
-    if has_row(op) or random(op) or not from_torch(op):
-        return None
-    return torch._decomp.decomposition_table.get(op)
-
-
-def from_torch(op: torch._ops.OpOverload) -> bool:
-    """Whether the rule is one of torch's, which need not keep strides or dtypes."""
-    return str(op) in TORCH
+    return None

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,10 +32,6 @@ class WritesCaller(Exception):
 
     def __init__(self, storage: int) -> None:
         self.storage = storage
-
-
-class _Unusable(Exception):
-    """A decomposition does not end in operators of aten."""
 
 
 @dataclass(frozen=True)
@@ -65,10 +61,8 @@ class Recorder(TorchDispatchMode):
         self.named: dict[int, fx.Node] = {}  # constant tensor -> its node
         self.items: dict[Result, fx.Node] = {}
         self.line = ""
-        self.writes = False
+        self.written: set[int] = set()  # storages
         self.lifted: set[int] = set()  # storages of constants that the program makes anew at each call
-        self.refused: set[torch._ops.OpOverload] = set()
-        self.trying = 0
 
     # -- tensors and their nodes
 
@@ -78,7 +72,7 @@ class Recorder(TorchDispatchMode):
     def constant(self, t: Tensor, fresh: bool) -> fx.Node:
         """The node of a tensor that is the same at every call; `fresh`: each call makes a new one."""
         node = self.named.get(id(t))
-        if node is None or node._erased:
+        if node is None:
             name = f"constant_{len(self.named)}"
             setattr(self.constants, name, t.detach())
             node = self.graph.create_node("get_attr", name, name=name)
@@ -93,7 +87,7 @@ class Recorder(TorchDispatchMode):
         found = getattr(t, MARK, None)
         if type(found) is Result and found.node.graph is self.graph:
             item = self.items.get(found)
-            if item is None or item._erased:
+            if item is None:
                 item = self.graph.create_node("call_function", operator.getitem, (found.node, found.index), name="getitem")
                 item.meta.update(spec=found.node.meta["spec"][found.index], line=self.line, ordered=False)
                 self.items[found] = item
@@ -146,21 +140,17 @@ class Recorder(TorchDispatchMode):
             return result
         if func._schema.is_mutable:
             return self.mutate(func, args, kwargs)
-        if func.namespace == "prims" and self.trying:
-            if func is not torch.ops.prims.convert_element_type.default:
-                raise _Unusable
-            return self.run(aten._to_copy.default, args[:1], {"dtype": args[1]})
         return self.run(func, args, kwargs)
 
     def run(self, func: torch._ops.OpOverload, args: tuple, kwargs: dict) -> Any:
         rule = decompose.rule(func)
-        if rule is not None and func not in self.refused:
-            result = self.attempt(func, rule, args, kwargs)
-            if result is not NotImplemented:
-                return result
-        tags = func.tags
+        if rule is not None:
+            with self:
+                found = rule(*args, **kwargs)
+            if found is not NotImplemented:
+                return found
         result = func(*args, **kwargs)
-        if torch.Tag.data_dependent_output in tags:
+        if torch.Tag.data_dependent_output in func.tags:
             return self.scalar(func, args, result)
         if not func._schema.returns:
             self.add(func, args, kwargs, result, ordered=True)
@@ -170,36 +160,16 @@ class Recorder(TorchDispatchMode):
             self.add(func, args, kwargs, result, random(func))
         return result
 
-    def attempt(self, func: torch._ops.OpOverload, rule: Callable[..., Any], args: tuple, kwargs: dict) -> Any:
-        """What the rule computes; NotImplemented, and no trace in the graph, where it does not do as the operator."""
-        last = self.graph._root.prev
-        exact = not decompose.from_torch(func)
-        self.trying += not exact
-        try:
-            with self:
-                result = rule(*args, **kwargs)
-            if exact or result is NotImplemented or _same_layout(result, func(*args, **kwargs)):
-                if result is not NotImplemented:
-                    return result
-            else:
-                self.refused.add(func)
-        except (UnsupportedError, WritesCaller):
-            raise
-        except Exception:
-            if exact:
-                raise
-            self.refused.add(func)
-        finally:
-            self.trying -= not exact
-        while (node := self.graph._root.prev) is not last:
-            self.graph.erase_node(node)
-        return NotImplemented
-
     def scalar(self, func: torch._ops.OpOverload, args: tuple, result: Any) -> Any:
         """A Python value read from tensors: a constant if they are."""
-        if all(self.node(a).op == "get_attr" and self.node(a).meta["fresh"] for a in args if isinstance(a, Tensor)):
+        if all(self.fixed(a) for a in args if isinstance(a, Tensor)):
             return result
         raise UnsupportedError(f"{func} reads a value of a tensor")
+
+    def fixed(self, t: Tensor) -> bool:
+        """Whether the tensor has the same value at every call: a constant that nothing has written."""
+        node = self.node(t)
+        return node.op == "get_attr" and node.meta["fresh"] and _storage(t) not in self.written
 
     def lift(self, t: Tensor) -> Tensor:
         if hasattr(t, MARK):
@@ -230,9 +200,8 @@ class Recorder(TorchDispatchMode):
                 self.may_write(t)
         _check_lists(func, how.names, named)
         inputs = {a.name: named[a.name] for a in how.functional._schema.arguments}
-        if func is aten.fill_.Tensor and (node := self.node(args[1])).op == "get_attr" and node.meta["fresh"]:
-            how_value = args[1].item()
-            results: Any = self.call(aten.fill.Scalar, {"self": args[0], "value": how_value})
+        if func is aten.fill_.Tensor and self.fixed(args[1]):
+            results: Any = self.call(aten.fill.Scalar, {"self": args[0], "value": args[1].item()})
         else:
             results = self.call(how.functional, inputs)
         results = (results,) if len(how.functional._schema.returns) == 1 else tuple(results)
@@ -297,7 +266,7 @@ class Recorder(TorchDispatchMode):
         args = (self.node(target), self.node(value))
         node = self.graph.create_node("call_function", aten.copy_.default, args, name="write")
         node.meta.update(spec=_spec(target), line=self.line, ordered=False, fresh=fresh)
-        self.writes = True
+        self.written.add(_storage(target))
         target.copy_(value)
 
     def batch_norm(self, func: torch._ops.OpOverload, args: tuple, kwargs: dict) -> Any:
@@ -364,12 +333,3 @@ def _spec(result: Any) -> Any:
 
 def _has_tensor(result: Any) -> bool:
     return isinstance(result, Tensor) or (isinstance(result, (tuple, list)) and any(isinstance(r, Tensor) for r in result))
-
-
-def _same_layout(a: Any, b: Any) -> bool:
-    """Whether a rule's results have the sizes, strides and dtypes of the operator's."""
-    if isinstance(a, Tensor) and isinstance(b, Tensor):
-        return a.shape == b.shape and a.dtype == b.dtype and a.stride() == b.stride() and a.device == b.device
-    if isinstance(a, (tuple, list)) and isinstance(b, (tuple, list)):
-        return len(a) == len(b) and all(_same_layout(x, y) for x, y in zip(a, b, strict=True))
-    return a is None and b is None

@@ -98,7 +98,7 @@ class _Run:
                 for undo in generators:
                     undo()
         escapes = any(isinstance(x, Tensor) and _storage(x) in recorder.lifted for x in leaves)
-        if recorder.writes or escapes:
+        if recorder.written or escapes:
             functionalize(recorder.graph)
         sweep(recorder.graph)
         return OpGraph(_LazyGraphModule(recorder.constants, recorder.graph))
@@ -136,6 +136,7 @@ class _Run:
         elif node.op == "call_module":
             target = self.module.get_submodule(target)
             self.recorder.known.update(id(t) for t in (*target.parameters(), *target.buffers()))
+        _check_reads(getattr(target, "__name__", ""), args)
         try:
             with self.recorder:
                 return target(*args, **kwargs)
@@ -144,6 +145,17 @@ class _Run:
         except Exception as error:
             name = getattr(node.target, "__name__", node.target)
             raise UnsupportedError(f"{name} failed while its operators were recorded: {error}") from error
+
+
+def _check_reads(name: str, args: tuple[Any, ...]) -> None:
+    """Functions that read values of tensors where the dispatcher does not see it."""
+    into = name in ("tensor", "as_tensor", "asarray", "new_tensor", "Tensor") or name.endswith("Tensor")
+    if name in ("tolist", "numpy", "__array__", "data_ptr") or (into and _lists_tensors(args)):
+        raise UnsupportedError(f"{name} reads a value of a tensor")
+
+
+def _lists_tensors(args: tuple[Any, ...]) -> bool:
+    return any(isinstance(x, Tensor) for a in args if isinstance(a, (list, tuple)) for x in pytree.tree_leaves(a))
 
 
 def _generators(devices: set[torch.device]) -> list[Callable[[], None]]:
