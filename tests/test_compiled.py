@@ -1,7 +1,9 @@
 """The call path: versions, guards, log, limits, fallback, strictness, methods, threads, lifetime."""
 
+import copy
 import gc
 import math
+import pickle
 import random
 import threading
 import warnings
@@ -521,6 +523,23 @@ def test_decorators_methods_and_callable_objects():
     assert eq(comp(a.other)(ones(1)), 3 * ones(1)) and eq(comp(a)(ones(1)), -ones(1))
     a.p = 5.0
     assert eq(a.method(ones(1)), 5 * ones(1))
+
+
+@comp
+def decorated(x):
+    return x + 1
+
+
+def undecorated(x):
+    return x + 2
+
+
+def test_pickle_and_copy():
+    assert pickle.loads(pickle.dumps(decorated)) is decorated and copy.deepcopy(decorated) is decorated
+    cf = comp(undecorated, name="two")
+    for other in (pickle.loads(pickle.dumps(cf)), copy.deepcopy(cf)):
+        assert other is not cf and other.fn is undecorated and other.settings == cf.settings
+        assert eq(other(ones(1)), 3 * ones(1))
 
 
 def test_events_are_recorded():

@@ -237,11 +237,14 @@ class Version:
             raise ValueError(f"this version has no level {level!r}, only 'graph'{why}")
         return self.captured.rebuild(self.program.run(level, inputs), args, kwargs)
 
+    def __repr__(self) -> str:
+        return f"<version for {self}>"
+
     def __str__(self) -> str:
         shapes = ", ".join(str(tuple(e[2])) if e[0] == "tensor" else show(e[2]) for e in self.sigma[0] if len(e) > 2)
         gates = "".join(f", {g.kind} at {g.line} is {g.value!r}" for g in self.gates)
         kind = "" if self.fallback is None else f", runs eagerly: {self.fallback.reason}"
-        return f"({shapes}), {len(self.parts)} values from outside{gates}, {self.hits} hits{kind}"
+        return f"inputs {shapes or 'none'}, {len(self.parts)} values from outside{gates}, {self.hits} hits{kind}"
 
 
 def _always(args: tuple, kwargs: dict[str, Any]) -> tuple:
