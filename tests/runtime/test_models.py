@@ -94,3 +94,21 @@ def test_sort_and_gather():
         return x.gather(-1, order) - values, order, torch.topk(x, 2).indices
 
     check(fn, torch.randn(5, 7))
+
+
+def test_results_are_the_same_objects_and_views_as_in_eager():
+    def fn(x):
+        y = x * 2
+        views = x.detach(), x.data, x.view_as(x), x[:], x[...], x.expand(4, 8), x.reshape(4, 8), x.t().detach(), x.T.T
+        return x, x.contiguous(), *views, y, y.view(4, 8), y.t(), y, *x.sort(-1), x.chunk(2)
+
+    def flat(outputs, inputs):
+        found = [t for t in outputs if isinstance(t, torch.Tensor)]
+        same = [[a is b for b in (*inputs, *found)] for a in found]
+        memory = [[a.untyped_storage().data_ptr() == b.untyped_storage().data_ptr() for b in found] for a in found]
+        return same, memory, [t._base is None for t in found], [t.stride() for t in found]
+
+    with torch.no_grad():
+        captured, p = program(fn, torch.randn(4, 8))
+        inputs = captured.samples
+        assert flat(p(*inputs), inputs) == flat(captured.graph(*inputs), inputs)

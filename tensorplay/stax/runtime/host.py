@@ -37,6 +37,14 @@ below = torch._C._ExcludeDispatchKeyGuard
 
 
 @dataclass(frozen=True)
+class View:
+    """A tensor on the memory of another: which node makes it, and by what beside its layout ('.detach()', '.data')."""
+
+    node: str
+    form: str = ""
+
+
+@dataclass(frozen=True)
 class Host:
     """The compiled host code and its text."""
 
@@ -49,6 +57,10 @@ def group(items: Iterable[str]) -> str:
     """A tuple as Python writes it."""
     items = list(items)
     return f"({items[0]},)" if len(items) == 1 else f"({', '.join(items)})"
+
+
+# Views that library operators take, and views that are returned, are made under different modes.
+TAKEN, RETURNED = View("", ""), View("returned", "")
 
 
 def wrap(text: str, indent: str) -> list[str]:
@@ -89,7 +101,7 @@ class Writer:
 class Emit:
     """The state of writing one host function."""
 
-    def __init__(self, plan: Plan, source: Source, artifact: Artifact, aliases: frozenset[int]) -> None:
+    def __init__(self, plan: Plan, source: Source, artifact: Artifact, aliases: dict[int, View]) -> None:
         self.plan = plan
         self.source = source
         self.artifact = artifact
@@ -100,7 +112,7 @@ class Emit:
         self.names: dict[str, str] = {}
         self.writer = Writer()
         self.views: dict[Ref, str] = {}  # of planned buffers, made once a lease
-        self.derived: dict[tuple[Ref, bool], str] = {}  # of others, made once a call
+        self.derived: dict[tuple[Ref, View], str] = {}  # of others, made once a call
         self.temporary: list[str] = []
         self.allocated: set[str] = set()
         self.filled: set[str] = set(plan.memory.arena) | set(plan.loops.constants)
@@ -135,16 +147,16 @@ class Emit:
             self.constants[id(value)] = found
         return found
 
-    def literal(self, value: Any, below: bool = True) -> str:
+    def literal(self, value: Any) -> str:
         """An argument or a result as text."""
         if isinstance(value, Ref):
-            return self.view(value, below)
+            return self.view(value, TAKEN)
         if value is None or type(value) in (bool, int, str):
             return repr(value)
         if type(value) is float:
             return repr(value) if math.isfinite(value) else f"float({str(value)!r})"
         if isinstance(value, (list, tuple)):
-            inner = [self.literal(v, below) for v in value]
+            inner = [self.literal(v) for v in value]
             if isinstance(value, tuple):
                 return group(inner)
             return "[" + ", ".join(inner) + "]"
@@ -160,8 +172,8 @@ class Emit:
         b = self.buffers[ref.buffer]
         return ref.offset == 0 and ref.size == b.size and ref.stride == b.stride
 
-    def view(self, ref: Ref, below: bool) -> str:
-        """The name of the tensor that a view is; `below`: used by library operators only."""
+    def view(self, ref: Ref, made: View) -> str:
+        """The name of the tensor that a view is; `made` tells apart what must be different tensors."""
         name = self.names[ref.buffer]
         if ref.buffer in self.plan.memory.arena:
             found = self.views.get(ref)
@@ -169,18 +181,15 @@ class Emit:
                 found = self.views[ref] = name if self.whole(ref) else self.identifier(f"{name}_view")
             return found
         self.ready(ref.buffer)
-        if self.whole(ref):
+        if self.whole(ref) and made in (TAKEN, RETURNED):
             return name
-        return self.alias(ref, below)
-
-    def alias(self, ref: Ref, below: bool) -> str:
-        """A new tensor on the memory of an input, a constant or a result."""
-        found = self.derived.get((ref, below))
+        found = self.derived.get((ref, made))
         if found is None:
-            name = self.names[ref.buffer]
-            found = self.derived[ref, below] = self.identifier(f"{name}_view")
+            found = self.derived[ref, made] = self.identifier(f"{name}_view")
             offset = f"{name}.storage_offset()" + (f" + {ref.offset}" if ref.offset else "")
-            self.writer.line(f"{found} = {name}.as_strided({ref.size}, {ref.stride}, {offset})")
+            strided = f".as_strided({ref.size}, {ref.stride}, {offset})"
+            form = made.form if self.whole(ref) and made.form else strided + made.form
+            self.writer.line(f"{found} = {name}{form}")
             self.temporary.append(found)
         return found
 
@@ -252,7 +261,7 @@ class Emit:
             raise UnsupportedError(f"memory plan: {step.target} cannot write into {step.name}")
         outs = [a.name for a in variant._schema.arguments if a.is_out]
         for out, b in zip(outs, placed, strict=True):
-            arguments.append(f"{out}={self.view(Ref(b.name, b.size, b.stride), True)}")
+            arguments.append(f"{out}={self.view(Ref(b.name, b.size, b.stride), TAKEN)}")
         self.comment(str(step.target), step.origins)
         self.writer.line(f"{self.operator(variant)}({', '.join(arguments)})")
 
@@ -261,12 +270,10 @@ class Emit:
 
     def result(self, position: int, value: Any) -> str:
         if not isinstance(value, Ref):
-            return self.literal(value, below=False)
+            return self.literal(value)
         if value.buffer in self.plan.memory.arena:
             raise UnsupportedError(f"memory plan: {value.buffer} is returned and cannot live in the arena")
-        if position in self.aliases and self.whole(value):
-            return self.alias(value, below=False)
-        return self.view(value, below=False)
+        return self.view(value, self.aliases.get(position, RETURNED))
 
 
 RESERVED = frozenset(
@@ -281,15 +288,14 @@ def host(
     artifact: Artifact,
     eager: Callable[[CheckFailed, tuple], Any],
     shape: str | Callable[[list[Any]], Any] = "tuple",
-    aliases: frozenset[int] = frozenset(),
+    aliases: dict[int, View] | None = None,
 ) -> Host:
     """Writes and compiles the host code.
 
     eager: answers for a failed check, given the inputs. shape: 'tuple' (flat), 'single', or a function that builds
-    the graph's result from the flat list. aliases: positions of results that are a new view of an input, never the
-    input itself.
+    the graph's result from the flat list. aliases: the results that eager makes by a view, by position.
     """
-    emit = Emit(plan, source, artifact, aliases)
+    emit = Emit(plan, source, artifact, aliases or {})
     writer = emit.writer
     names = emit.names
     writer.line("check(inputs)")

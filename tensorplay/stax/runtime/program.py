@@ -22,7 +22,7 @@ from ..joint.opgraph import OpGraph
 from ..loops.nodes import Loops
 from ..schedule.plan import Plan
 from .arena import Arena
-from .host import host
+from .host import View, host
 from .layout import CheckFailed
 
 LEVELS = ("graph", "ops", "loops", "plan", "kernels")
@@ -51,7 +51,7 @@ class Program:
         self.source = source
         self.artifact = artifact
         self.seconds = {} if seconds is None else seconds
-        made = host(plan, source, artifact, retry(graph, source), structure(graph, loops), views(ops))
+        made = host(plan, source, artifact, retry(graph, source), structure(graph, loops), views(graph, ops))
         self.host: str = made.text
         self.arena: Arena = made.arena
         self.call: Callable[..., Any] = made.call
@@ -120,16 +120,32 @@ def structure(graph: fx.GraphModule | None, loops: Loops) -> str | Callable[[lis
     return lambda outputs: pytree.tree_unflatten(outputs, spec)
 
 
-def views(ops: OpGraph | None) -> frozenset[int]:
-    """Positions of outputs that are made by a view operator: a new tensor even where it equals an input."""
-    if ops is None:
-        return frozenset()
+# Calls that give a new tensor though the operator graph has nothing for them: what follows the tensor that they view.
+FORMS = {"detach": ".detach()", "data": ".data", "alias": "", "getitem": ""}
+
+
+def views(graph: fx.GraphModule | None, ops: OpGraph | None) -> dict[int, View]:
+    """The outputs that eager makes by a view: new tensors even where they equal an input or another output."""
+    if ops is None or graph is None:
+        return {}
     results: Any = ops.module.graph.output_node().args[0]
-    found = set()
-    for position, node in enumerate(results):
+    leaves = pytree.tree_leaves(graph.graph.output_node().args[0])
+    found = {}
+    for position, (node, leaf) in enumerate(zip(results, leaves, strict=True)):
         target = getattr(node, "target", None)
+        call = called(leaf) if isinstance(leaf, fx.Node) and leaf.op.startswith("call_") else ""
         if isinstance(target, torch._ops.OpOverload):
             returns = target._schema.returns
             if returns and returns[0].alias_info is not None and not returns[0].alias_info.is_write:
-                found.add(position)
-    return frozenset(found)
+                found[position] = View(leaf.name, FORMS.get(call, ""))
+                continue
+        if call in FORMS and (call != "getitem" or node.op == "placeholder"):  # x[...]; other items have operators
+            found[position] = View(leaf.name, FORMS[call])
+    return found
+
+
+def called(node: fx.Node) -> str:
+    """The plain name of what a node calls, or of the attribute that it reads."""
+    if node.target is getattr:
+        return str(node.args[1])
+    return node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
