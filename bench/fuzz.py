@@ -8,29 +8,13 @@ from __future__ import annotations
 import argparse
 import time
 import warnings
-from collections.abc import Callable, Sequence
 
 import torch
-from torch import fx
 
 import tensorplay as tp
 from tests.fuzz.programs import check
 
-
-def loops_backend(graph: fx.GraphModule, samples: Sequence[torch.Tensor], **options: object) -> Callable:
-    """A back end that stops at the loop level and interprets it: no compiler runs."""
-    from tensorplay.stax.codegen.detect import detect
-    from tensorplay.stax.joint.retrace import retrace
-    from tensorplay.stax.loops.interpret import interpret_plan
-    from tensorplay.stax.loops.lower import lower
-    from tensorplay.stax.loops.verify import verify
-    from tensorplay.stax.schedule.schedule import schedule
-
-    plan = schedule(verify(lower(retrace(graph, samples))), detect())
-    return lambda *inputs: tuple(interpret_plan(plan, inputs))
-
-
-BACKENDS = {"graph": "eager", "loops": loops_backend, "kernels": "stax"}
+from .levels import BACKENDS
 
 
 def main() -> None:

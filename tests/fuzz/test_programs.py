@@ -11,12 +11,12 @@ from .programs import check
 
 @pytest.mark.parametrize("block", range(4))
 def test_random_programs_equal_eager_at_the_loops_level(block: int) -> None:
-    from bench.fuzz import loops_backend
+    from bench.levels import Interpreted
 
     for seed in range(50 * block, 50 * block + 50):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            found = check(seed, lambda f: tp.compile(f, backend=loops_backend, recompile_limit=64))
+            found = check(seed, lambda f: tp.compile(f, backend=Interpreted, recompile_limit=64))
         assert found is None, found
 
 
