@@ -419,7 +419,7 @@ def _relu6(x):
     return s.clamp_max(s.clamp_min(x + 3, 0), 6)
 
 
-define(aten.relu, lambda x: s.maximum(x, 0))
+define(aten.relu, lambda x: s.clamp_min(x, 0))
 define(aten.leaky_relu, lambda x, negative_slope=0.01: where(x > 0, x, x * negative_slope))
 define(aten.elu, _elu)
 define(aten.celu, lambda x, alpha=1.0: _elu(x, alpha, 1, 1 / alpha))
