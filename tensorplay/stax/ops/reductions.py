@@ -96,10 +96,18 @@ def _aminmax(cx: Any, x: Lowered, *, dim: Any = None, keepdim: bool = False) -> 
     return cx.reduce("amin", x, as_dims(dim), keepdim)[0], cx.reduce("amax", x, as_dims(dim), keepdim)[0]
 
 
+def ordered(x: Lowered) -> Lowered:
+    """`x` as numbers whose order can be asked for: in registers, false and true are masks of 0 and -1."""
+    return to(x, torch.uint8) if x.dtype == torch.bool else x
+
+
 def _with_index(kind: str) -> Any:
     def lower(cx: Any, x: Lowered, dim: int, keepdim: bool = False) -> tuple[Lowered, ...]:
         if not span(x.size, (dim,)):
             raise Refuse("extreme of nothing")
+        if x.dtype == torch.bool:
+            value, at = cx.reduce(kind, ordered(x), (dim,), keepdim, (torch.uint8, torch.int64))
+            return to(value, torch.bool), at
         return cx.reduce(kind, x, (dim,), keepdim, (x.dtype, torch.int64))
 
     return lower
@@ -113,7 +121,7 @@ def _arg(kind: str) -> Any:
     def lower(cx: Any, x: Lowered, dim: int | None = None, keepdim: bool = False) -> Lowered:
         if not span(x.size, as_dims(dim)):
             raise Refuse("extreme of nothing")
-        return cx.reduce(kind, x, as_dims(dim), keepdim, (torch.int64,))[0]
+        return cx.reduce(kind, ordered(x), as_dims(dim), keepdim, (torch.int64,))[0]
 
     return lower
 

@@ -78,6 +78,7 @@ class Body:
         self.arguments: dict[str, str] = {}  # buffer -> parameter
         self.outputs: frozenset[str] = frozenset()  # buffers that the kernel stores
         self.written: set[str] = set()
+        self.dry = False  # checks only: nothing is stored
         self.dtypes: dict[str, torch.dtype] = {}
         self.arrays: dict[str, tuple[str, Expr, str]] = {}  # buffer that lives in an array: name, index, correction
         self.kept: dict[Expr, tuple[str, str]] = {}  # value kept since an earlier pass: array, index
@@ -377,7 +378,8 @@ class Body:
             half = self.tail(b)
         if not vec:
             if buffer in self.arrays:
-                return f"{pointer}[{self.index(x, b)}{correction}]"
+                place = f"{pointer}[{self.index(x, b)}{correction}]"
+                return f"get(&{place})" if e.dtype is torch.bool else place
             if e.dtype in HALF or e.dtype is torch.bool:
                 return f"get({self.offset(pointer, x, b)})"
             return f"{pointer}[{self.index(x, b)}]"
@@ -454,6 +456,8 @@ class Body:
         self.need(value, b)
         for inner in indirect(at):
             self.need(inner, b)
+        if self.dry:
+            return
         pointer = self.argument(buffer, dtype, write=True)
         vec = self.v is not None and (self.v in e.free or self.v in at.free) and not b.lane
         ctype = TABLE[compute(dtype)].name if dtype is not torch.bool else "bool"
@@ -474,7 +478,7 @@ class Body:
 
 
 def _atomic(text: str) -> str:
-    return text if text.isidentifier() or text.startswith("(") and text.endswith(")") and text.count("(") == 1 else f"({text})"
+    return text if text.isidentifier() or (text.startswith("(") and text.endswith(")") and text.count("(") == 1) else f"({text})"
 
 
 def _width(ctype: str) -> int:

@@ -1,0 +1,31 @@
+"""What the operator database once found wrong in native code; each case stays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch.utils._pytree import tree_leaves
+
+import tensorplay as tp
+from tensorplay.testing import eq
+
+BOOLS = torch.rand(6, 7, 19, generator=torch.Generator().manual_seed(0)) > 0.5
+FLOATS = torch.randn(3, 2, 1, 2, generator=torch.Generator().manual_seed(1))
+
+CASES: dict[str, tuple[torch.Tensor, Callable[[torch.Tensor], object]]] = {
+    # true and false are masks of -1 and 0 in registers: their order was reversed
+    "max of bool, rows": (BOOLS, lambda x: x.max(-1)),
+    "min of bool, columns": (BOOLS, lambda x: x.min(0)),
+    # a bool kept from an earlier pass and read as a single element
+    "any of a reduction as condition": (FLOATS, lambda x: torch.quantile(x, 0.5, dim=0, keepdim=True)),
+    "relu of -0": (torch.tensor([-0.0, 0.0, 1.0, -1.0]), torch.relu),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_found_by_the_operator_database(name: str) -> None:
+    x, function = CASES[name]
+    compiled = tp.compile(function, strict_native=True)
+    assert eq(tuple(tree_leaves(compiled(x))), tuple(tree_leaves(function(x))))
