@@ -30,7 +30,7 @@ from .key.signature import signature
 from .key.version import Call, Version
 from .limits import advice
 from .record import emit
-from .training import trains
+from .training import has_tape
 
 MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 _C = torch._C
@@ -288,19 +288,20 @@ class Compiled:
             return captured.graph.forward, self._fallbacks.take(reason, where or line, StrictNativeError, error)
         finally:
             torch.set_rng_state(state)
-        for call in getattr(getattr(program, "plan", None), "externs", ()):
-            if not call.library:  # this operator alone runs eagerly; the rest of the graph is compiled
-                lines = program.loops.lines
-                where = next((lines[o] for o in call.origins if lines.get(o)), line)
-                self._fallbacks.take(f"{call.target}: {call.reason}", where, StrictNativeError)
+        for part in getattr(program, "parts", (program,)):
+            for call in getattr(getattr(part, "plan", None), "externs", ()):
+                if not call.library:  # this operator alone runs eagerly; the rest of the graph is compiled
+                    lines = part.loops.lines
+                    where = next((lines[o] for o in call.origins if lines.get(o)), line)
+                    self._fallbacks.take(f"{call.target}: {call.reason}", where, StrictNativeError)
         return program, None
 
     def _refusal(self, version: Version, captured: Any) -> str:
         """Why this version must run on torch although its graph is known; '' where nothing speaks against compiling."""
         if version.overlaps:
             return "an argument that is written shares memory with another"
-        if self._backend in (registry.stax, registry.aot_eager) and trains(captured):
-            return "training (gradients through a compiled function) runs on torch"
+        if self._backend in (registry.stax, registry.aot_eager) and has_tape(captured.graph):
+            return "the function itself differentiates, or makes tensors that require grad"
         return ""
 
     def _unsettled(self, version: Version, call: Call, args: tuple, kwargs: dict[str, Any]) -> str:

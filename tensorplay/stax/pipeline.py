@@ -3,38 +3,88 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import fx
 
 from ..errors import UnsupportedError
+from ..training import trains
 from .artifacts.build import build
 from .codegen.cpp.emit import emit
 from .codegen.detect import detect
+from .codegen.target import Source, Target
+from .joint.budget import chosen
+from .joint.differentiate import Joint, differentiate
+from .joint.function import TrainingProgram, Unserved
+from .joint.opgraph import OpGraph
+from .joint.partition import partition
 from .joint.retrace import retrace
 from .loops.lower import lower
 from .loops.nodes import Loops
 from .loops.verify import verify
 from .runtime.program import Program
+from .schedule.plan import Plan
 from .schedule.schedule import schedule
 
 
-def stax(graph: fx.GraphModule, samples: Sequence[torch.Tensor], **options: Any) -> Program:
+def stax(graph: fx.GraphModule, samples: Sequence[torch.Tensor], **options: Any) -> Any:
     """The back end of contract `backend(graph_module, example_inputs, **options) -> callable` (section 1.2).
 
     The callable takes the placeholders' tensors and returns the graph's outputs in the graph's own structure.
     """
     target = detect(options.get("cpu_isa"))
     clock = Clock()
+    if trains(graph, samples):
+        joint = clock("differentiate", differentiate(graph, samples))
+        if joint.tangents:
+            return train(graph, joint, target, clock, options)
     ops = clock("retrace", retrace(graph, samples))
+    return finish(prepare(ops, target, clock), target, clock, graph)
+
+
+def train(graph: fx.GraphModule, joint: Joint, target: Target, clock: Clock, options: dict[str, Any]) -> TrainingProgram:
+    """A training region: its forward part is built now, its backward part up to the source; the first backward builds it."""
+    parts = clock("partition", partition(joint, chosen(options)))
+    forward = prepare(parts.forward, target, clock)
+    backward = prepare(parts.backward, target, clock)
+
+    def built(ops: OpGraph) -> Callable[..., Any]:
+        return finish(backward if ops is parts.backward else prepare(ops, target, Clock()), target, clock) 
+
+    def refuse(failed: Any, inputs: tuple) -> Any:
+        raise Unserved(str(failed))
+
+    run = finish(forward, target, clock, otherwise=refuse)
+    return TrainingProgram(graph, joint, parts, run, built, (forward, backward), clock.seconds)
+
+
+@dataclass(frozen=True)
+class Part:
+    """A graph on its way to a program: everything but the built artifact."""
+
+    ops: OpGraph
+    loops: Loops
+    plan: Plan
+    source: Source
+
+
+def prepare(ops: OpGraph, target: Target, clock: Clock) -> Part:
+    """Loops, plan and source of an operator graph."""
     loops = clock("lower", verify(lower(ops)))
     on_cpu(loops)
     plan = clock("schedule", schedule(loops, target))
-    source = clock("codegen", emit(plan, target))
-    artifact = clock("build", build(source, target))
-    return Program(graph, ops, loops, plan, source, artifact, clock.seconds)
+    return Part(ops, loops, plan, clock("codegen", emit(plan, target)))
+
+
+def finish(
+    part: Part, target: Target, clock: Clock, graph: fx.GraphModule | None = None, otherwise: Callable[[Any, tuple], Any] | None = None
+) -> Program:  # fmt: skip
+    """The program of a part. graph: the captured graph that it stands for. otherwise: answers for a failed check."""
+    artifact = clock("build", build(part.source, target))
+    return Program(graph, part.ops, part.loops, part.plan, part.source, artifact, clock.seconds, otherwise)
 
 
 def on_cpu(loops: Loops) -> None:
@@ -53,6 +103,6 @@ class Clock:
 
     def __call__(self, stage: str, result: Any) -> Any:
         now = time.perf_counter()
-        self.seconds[stage] = now - self.last
+        self.seconds[stage] = self.seconds.get(stage, 0.0) + now - self.last
         self.last = now
         return result

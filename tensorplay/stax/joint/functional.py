@@ -75,7 +75,7 @@ class _Pass:
         if not flat:
             value = self.emit(aten.permute.default, (value, order))
         source = value.meta["spec"]
-        spec = Spec(source.size, _contiguous(source.size), source.dtype, source.device)
+        spec = Spec(source.size, contiguous(source.size), source.dtype, source.device)
         value = self.emit(aten.clone.default, (value,), spec, memory_format=torch.contiguous_format)
         if not flat:
             back = [order.index(d) for d in range(len(order))]
@@ -245,7 +245,7 @@ def _order(layout: Spec) -> list[int]:
     return [d if layout.size[d] == 1 else next(by_stride) for d in order]
 
 
-def _contiguous(size: tuple[int, ...]) -> tuple[int, ...]:
+def contiguous(size: tuple[int, ...]) -> tuple[int, ...]:
     stride, step = [], 1
     for n in reversed(size):
         stride.append(step)
@@ -253,10 +253,10 @@ def _contiguous(size: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(reversed(stride))
 
 
-def _dense(layout: Spec) -> tuple[int, ...]:
+def dense(layout: Spec) -> tuple[int, ...]:
     """The strides of a dense tensor whose dimensions lie in the same order."""
     order = _order(layout)
-    packed = _contiguous(tuple(layout.size[d] for d in order))
+    packed = contiguous(tuple(layout.size[d] for d in order))
     stride = [0] * len(order)
     for step, d in zip(packed, order, strict=True):
         stride[d] = step
@@ -267,7 +267,7 @@ def _agrees(spec: Spec, layout: Spec) -> bool:
     """Whether every view that the program takes of `layout` can be taken of `spec`."""
     if spec.numel <= 1:
         return True
-    dense = _dense(layout)
+    packed = dense(layout)
     return all(
-        n == 1 or have == want for n, have, want in zip(spec.size, spec.stride, dense, strict=True)
+        n == 1 or have == want for n, have, want in zip(spec.size, spec.stride, packed, strict=True)
     ) or all(n == 1 or have == want for n, have, want in zip(spec.size, spec.stride, layout.stride, strict=True))

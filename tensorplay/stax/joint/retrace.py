@@ -28,12 +28,17 @@ SMALL = 1 << 16  # bytes; storages up to this size are cloned together, to keep 
 
 
 def retrace(graph: fx.GraphModule, samples: Sequence[Tensor]) -> OpGraph:
+    """The operators that the graph calls."""
+    return attempts(Run, graph, samples)
+
+
+def attempts(run: type[Run], graph: fx.GraphModule, samples: Sequence[Tensor]) -> Any:
     """Runs until no storage of the caller is about to be written: the first run writes none, a later one clones."""
     storages = _group(samples)
     cloned: set[int] = set()
     while True:
         try:
-            return _Run(graph, samples, storages, cloned).result()
+            return run(graph, samples, storages, cloned).result()
         except WritesCaller as found:
             small = {s for s, at in storages.items() if samples[at[0]].untyped_storage().nbytes() <= SMALL}
             cloned = {found.storage, *small} if not cloned else set(storages)
@@ -61,14 +66,18 @@ def _check_apart(samples: list[Tensor]) -> None:
         end = (last + 1) * s.element_size()
 
 
-class _Run:
+class Run:
+    """One run under a recorder."""
+
+    recorder_type = Recorder
+
     def __init__(
         self, graph: fx.GraphModule, samples: Sequence[Tensor], storages: dict[int, list[int]], cloned: set[int]
     ) -> None:
         self.module = graph
         self.samples = samples
         foreign = {s: "caller" for s in storages if s not in cloned}
-        self.recorder = Recorder(foreign)
+        self.recorder = self.recorder_type(foreign)
         self.inputs = self.copies(storages, cloned)
 
     def copies(self, storages: dict[int, list[int]], cloned: set[int]) -> list[Tensor]:
@@ -85,23 +94,26 @@ class _Run:
 
     def result(self) -> OpGraph:
         recorder = self.recorder
-        generators = _generators({t.device for t in self.inputs})
-        with _modes_kept(), torch.inference_mode(False), torch.no_grad():
-            for i, t in enumerate(self.inputs):
-                node = recorder.graph.placeholder(f"primals_{i + 1}")
-                node.meta.update(spec=Spec.of(t), line="", ordered=False)
-                recorder.bind(t, node)
+        undoing = generators({t.device for t in self.inputs})
+        with modes_kept(), torch.inference_mode(False), torch.no_grad():
+            self.bind_inputs()
             try:
                 leaves = self.execute()
                 recorder.graph.output(tuple([recorder.load(x) for x in leaves]))
             finally:
-                for undo in generators:
+                for undo in undoing:
                     undo()
         escapes = any(isinstance(x, Tensor) and _storage(x) in recorder.lifted for x in leaves)
         if recorder.written or escapes:
             functionalize(recorder.graph)
         sweep(recorder.graph)
         return OpGraph(_LazyGraphModule(recorder.constants, recorder.graph))
+
+    def bind_inputs(self) -> None:
+        for i, t in enumerate(self.inputs):
+            node = self.recorder.graph.placeholder(f"primals_{i + 1}")
+            node.meta.update(spec=Spec.of(t), line="", ordered=False)
+            self.recorder.bind(t, node)
 
     def execute(self) -> list[Any]:
         """Runs the captured graph node by node under the recorder; the flat outputs."""
@@ -158,7 +170,7 @@ def _lists_tensors(args: tuple[Any, ...]) -> bool:
     return any(isinstance(x, Tensor) for a in args if isinstance(a, (list, tuple)) for x in pytree.tree_leaves(a))
 
 
-def _generators(devices: set[torch.device]) -> list[Callable[[], None]]:
+def generators(devices: set[torch.device]) -> list[Callable[[], None]]:
     """What puts the default generators back to where they are now."""
     state = torch.get_rng_state()
     undo: list[Callable[[], None]] = [functools.partial(torch.set_rng_state, state)]
@@ -169,7 +181,7 @@ def _generators(devices: set[torch.device]) -> list[Callable[[], None]]:
 
 
 @contextlib.contextmanager
-def _modes_kept() -> Iterator[None]:
+def modes_kept() -> Iterator[None]:
     """Default dtype and autocast, which nodes of the captured graph may switch, are afterwards as before."""
     dtype = torch.get_default_dtype()
     casts = [(d, torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in ("cpu", "cuda")]

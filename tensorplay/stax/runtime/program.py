@@ -32,6 +32,7 @@ class Program:
     """One compiled graph. The attributes are what `tp.explain` shows.
 
     A plan that stands alone (one kernel under verification) has neither graph nor operators; its results are flat.
+    otherwise: answers for a failed check in place of the graph.
     """
 
     def __init__(
@@ -43,6 +44,7 @@ class Program:
         source: Source,
         artifact: Artifact,
         seconds: dict[str, float] | None = None,
+        otherwise: Callable[[CheckFailed, tuple], Any] | None = None,
     ) -> None:
         self.graph = graph
         self.ops = ops
@@ -51,7 +53,7 @@ class Program:
         self.source = source
         self.artifact = artifact
         self.seconds = {} if seconds is None else seconds
-        made = host(plan, source, artifact, retry(graph, source), structure(graph, loops), views(graph, ops))
+        made = host(plan, source, artifact, otherwise or retry(graph, source), structure(graph, loops), views(graph, ops))
         self.host: str = made.text
         self.arena: Arena = made.arena
         self.call: Callable[..., Any] = made.call

@@ -1,0 +1,220 @@
+"""A training region at run time: one autograd function around its compiled forward and backward parts (section 5).
+
+In: the joint graph, its parts, and what compiles a part.  Out: `TrainingProgram`, called like any program.
+Always: values, gradients and their absence are eager's. Saved tensors go through torch's own version check and are
+freed by backward unless the graph is retained. A tangent that is absent stays absent: for each pattern of tangents
+there is a backward part of its own. Where backward must itself be differentiated, the captured graph runs again on
+the same inputs under autograd. Nothing here refers to an autograd node, so no cycle keeps tensors alive.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch.utils import _pytree as pytree
+
+from ..loops.nodes import Spec
+from .differentiate import Joint, Leaf, differentiate, of_leaves
+from .opgraph import OpGraph
+from .partition import Parts, partition
+from .tangents import restrict
+
+Run = Callable[..., Sequence[Any]]
+
+
+class Unserved(Exception):
+    """A check of the forward part failed before it wrote anything."""
+
+
+class TrainingProgram:
+    """A compiled training region. Attributes are what `tp.explain` and `tp.testing` read.
+
+    compile: makes a runnable part of an operator graph; the forward part was compiled before, the backward part for
+    the usual tangents is compiled by the first backward.
+    """
+
+    def __init__(
+        self, graph: fx.GraphModule, joint: Joint, parts: Parts, forward: Any, compile: Callable[[OpGraph], Run],
+        compiled: tuple[Any, ...] = (), seconds: dict[str, float] | None = None,
+    ) -> None:  # fmt: skip
+        self.graph = graph
+        self.joint = self.ops = joint.ops
+        self.partition = parts
+        self.parts = compiled
+        self.seconds = {} if seconds is None else seconds
+        self.forward, self.backward = parts.forward, parts.backward
+        self.saved = [s.name for s in parts.saved]
+        self.leaves = joint.leaves
+        self.taken = joint.taken
+        self.results = joint.results
+        self.differentiable = joint.tangents
+        self.kept = parts.kept
+        self.grads = joint.grads
+        self.rest = tuple(k for k in range(joint.primals) if k not in set(parts.kept))
+        self.random = any(n.meta.get("ordered") for n in joint.ops.module.graph.nodes)
+        self.writes = any(n.target is torch.ops.aten.copy_.default for n in joint.ops.module.graph.nodes)
+        self.structure = pytree.tree_structure(graph.graph.output_node().args[0])
+        self.program = forward
+        self.run_forward: Run = getattr(forward, "call", forward)
+        self.backwards: dict[tuple[bool, ...], tuple[Run, tuple[int | None, ...], tuple[bool, ...]]] = {}
+        placeholders = [n for n in parts.backward.module.graph.nodes if n.op == "placeholder"]
+        self.layouts: list[Spec] = [n.meta["spec"] for n in placeholders[len(placeholders) - len(joint.tangents) :]]
+        self._compile = compile
+        self._lock = threading.Lock()
+
+    def __call__(self, *inputs: Tensor) -> Any:
+        results: list[Any] = []
+        try:
+            made = Step.apply(self, results, *inputs)
+        except Unserved:
+            return self.graph(*inputs)
+        for k, t in zip(self.differentiable, made, strict=True):
+            results[k] = t
+        return pytree.tree_unflatten([_made(leaf, inputs, results) for leaf in self.leaves], self.structure)
+
+    def backward_for(self, present: tuple[bool, ...]) -> tuple[Run, tuple[int | None, ...], tuple[bool, ...]]:
+        """The backward part for a pattern of tangents: how to run it, each primal's gradient among its results, and
+        which of the kept and saved values it reads."""
+        found = self.backwards.get(present)
+        if found is None:
+            with self._lock:
+                found = self.backwards.get(present)
+                if found is None:
+                    ops, grads, reads = restrict(self.backward, self.grads, present)
+                    found = self.backwards[present] = (self._compile(ops), grads, reads)
+        return found
+
+    def run(self, level: str, inputs: Sequence[Tensor]) -> tuple[Any, ...]:
+        """The flat outputs of one level of the forward part, without gradients."""
+        if level == "graph":
+            return tuple(pytree.tree_leaves(self.graph(*inputs), is_leaf=lambda x: x is None))
+        with torch.no_grad():
+            results = self.program.run(level, inputs)[: self.results]
+            return tuple([_made(leaf, inputs, results) for leaf in self.leaves])
+
+    def __repr__(self) -> str:
+        return f"<TrainingProgram: saves {len(self.saved)} values, {self.partition.saved_bytes} bytes>"
+
+
+def on_torch(graph: fx.GraphModule, samples: Sequence[Tensor]) -> TrainingProgram | None:
+    """A training region whose two operator graphs run on torch; None where no result requires grad."""
+    joint = differentiate(graph, samples)
+    if not joint.tangents:
+        return None
+    parts = partition(joint)
+    return TrainingProgram(graph, joint, parts, Operators(parts.forward), Operators)
+
+
+class Operators:
+    """An operator graph as a part that runs."""
+
+    def __init__(self, ops: OpGraph) -> None:
+        self.ops = ops
+
+    def __call__(self, *inputs: Tensor) -> Sequence[Any]:
+        with torch.no_grad(), torch.autocast("cpu", enabled=False):
+            return self.ops.module(*inputs)
+
+    def run(self, level: str, inputs: Sequence[Tensor]) -> Sequence[Any]:
+        if level != "ops":
+            raise ValueError(f"back end 'aot_eager' has no level {level!r}, only 'graph' and 'ops'")
+        return self(*inputs)
+
+
+def _made(leaf: Leaf, inputs: Sequence[Tensor], results: Sequence[Any]) -> Any:
+    """One leaf of the result."""
+    kind, k = leaf.source
+    if kind == "value":
+        return k
+    t = inputs[k] if kind == "input" else results[k]
+    if not leaf.fresh:
+        return t
+    if not leaf.grad and t.requires_grad and not leaf.links:
+        return t.detach()
+    with torch.set_grad_enabled(leaf.grad):
+        for link in leaf.links or (_ALIAS,):
+            t = link.target(t, *link.args)
+    return t
+
+
+class _Alias:
+    target = torch.ops.aten.alias.default
+    args = ()
+
+
+_ALIAS = _Alias
+
+
+class Step(torch.autograd.Function):
+    """The one function; what it computes comes as its first argument."""
+
+    @staticmethod
+    def forward(ctx: Any, program: TrainingProgram, results: list[Any], *inputs: Tensor) -> tuple[Tensor, ...]:
+        if program.random:
+            ctx.state = torch.get_rng_state()
+        flat = program.run_forward(*inputs)
+        n = program.results
+        results += flat[:n]
+        for k in program.differentiable:
+            if results[k]._is_view():  # else torch forbids later in-place writes to it
+                results[k] = results[k].detach()
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(*[inputs[k] for k in program.kept], *flat[n:])
+        ctx.program = program
+        ctx.others = [(inputs[k], inputs[k]._version) for k in program.rest]
+        return tuple([results[k] for k in program.differentiable])
+
+    @staticmethod
+    def backward(ctx: Any, *tangents: Tensor | None) -> Any:
+        program: TrainingProgram = ctx.program
+        if torch.is_grad_enabled():
+            return None, None, *_again(ctx, program, tangents)
+        values: list[Any] = list(ctx.saved_tensors)
+        run, grads, reads = program.backward_for(tuple([t is not None for t in tangents]))
+        values = [v for v, read in zip(values, reads, strict=True) if read]
+        if not torch._C._autograd._get_current_graph_task_keep_graph():
+            ctx.maybe_clear_saved_tensors()
+            ctx.others = None
+        values += [_laid(t, spec) for t, spec in zip(tangents, program.layouts, strict=True) if t is not None]
+        found = run(*values)
+        return None, None, *[None if k is None else found[k] for k in grads]
+
+
+def _laid(t: Tensor, spec: Spec) -> Tensor:
+    """A tangent in the layout that backward was compiled for."""
+    if t.stride() == spec.stride and not (t.is_conj() or t.is_neg()):
+        return t
+    return torch.empty_strided(spec.size, spec.stride, dtype=spec.dtype, device=spec.device).copy_(t)
+
+
+def _again(ctx: Any, program: TrainingProgram, tangents: Sequence[Tensor | None]) -> list[Tensor | None]:
+    """The gradients as differentiable values: autograd through the captured graph, which runs a second time."""
+    if program.writes:
+        raise RuntimeError("create_graph=True through a compiled region that writes its inputs: differentiate twice outside of tp.compile")
+    if ctx.others is None:
+        raise RuntimeError("Trying to backward through the graph a second time: the saved inputs of a compiled region were freed")
+    inputs: list[Any] = [None] * len(program.grads)
+    for k, t in zip(program.kept, ctx.saved_tensors):
+        inputs[k] = t
+    for k, (t, version) in zip(program.rest, ctx.others, strict=True):
+        if t._version != version:
+            raise RuntimeError("one of the variables needed for gradient computation has been modified by an inplace operation")
+        inputs[k] = t
+    now = torch.get_rng_state() if program.random else None
+    try:
+        if now is not None:
+            torch.set_rng_state(ctx.state)
+        aliases = [t.view_as(t) if t.requires_grad else t for t in inputs]
+        leaves = pytree.tree_leaves(program.graph(*aliases), is_leaf=lambda x: x is None)
+    finally:
+        if now is not None:
+            torch.set_rng_state(now)
+    roots = of_leaves(leaves, program.taken)
+    pairs = [(roots[k], t) for k, t in zip(program.differentiable, tangents, strict=True) if t is not None]
+    wanted = [t for t in aliases if t.requires_grad]
+    found = iter(torch.autograd.grad([r for r, _ in pairs], wanted, [t for _, t in pairs], create_graph=True, allow_unused=True))
+    return [next(found) if t.requires_grad else None for t in aliases]

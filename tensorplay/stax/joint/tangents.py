@@ -1,0 +1,83 @@
+"""Backward for a subset of the tangents: an absent tangent stays absent, as in eager (row 5.13).
+
+In: the backward graph, where each primal's gradient stands among its outputs, which tangents are there.
+Out: the backward graph of those alone, the new places of the gradients, and which other inputs it still reads.
+Always: a gradient that no present tangent reaches is absent; nothing is computed from an absent one. Zeros stand in
+only where one operator takes both a present and an absent gradient and is no sum.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import fx
+from torch.fx._lazy_graph_module import _LazyGraphModule
+
+from ...errors import UnsupportedError
+from ..loops.nodes import Spec
+from .differentiate import dependent
+from .functional import contiguous
+from .opgraph import OpGraph
+from .retrace import sweep
+
+aten = torch.ops.aten
+Places = tuple[int | None, ...]
+
+
+def restrict(backward: OpGraph, grads: Places, present: tuple[bool, ...]) -> tuple[OpGraph, Places, tuple[bool, ...]]:
+    """The backward of the present tangents."""
+    nodes = list(backward.module.graph.nodes)
+    given = [n for n in nodes if n.op == "placeholder"]
+    others, tangents = given[: len(given) - len(present)], given[len(given) - len(present) :]
+    if all(present):
+        return backward, grads, (True,) * len(others)
+    absent = {n for n, there in zip(tangents, present, strict=True) if not there}
+    follows = dependent(backward.module.graph)
+    graph = fx.Graph()
+    made: dict[fx.Node, fx.Node] = {}
+    for node in nodes[:-1]:
+        if node in absent:
+            continue
+        depends = [a for a in node.all_input_nodes if a in follows]
+        if depends and absent.issuperset(depends):
+            absent.add(node)
+        elif (only := _sum_of_one(node, absent)) is not None:
+            made[node] = made[only]
+        else:
+            for a in depends:
+                if a in absent and a not in made:
+                    made[a] = _zeros(graph, a)
+            made[node] = graph.node_copy(node, made.__getitem__)
+    outputs: Any = nodes[-1].args[0]
+    left = [k for k, x in enumerate(outputs) if x not in absent]
+    graph.output(tuple([made[outputs[k]] for k in left]))
+    sweep(graph)
+    reads = tuple(bool(made[n].users) for n in others)
+    for n in others:
+        if not made[n].users:
+            graph.erase_node(made[n])
+    places = tuple(None if k is None or k not in left else left.index(k) for k in grads)
+    return OpGraph(_LazyGraphModule(backward.module, graph), True), places, reads
+
+
+def _sum_of_one(node: fx.Node, absent: Iterable[fx.Node]) -> fx.Node | None:
+    """The operand of a sum of two gradients that is there, where the sum is just that."""
+    if node.target not in (aten.add.Tensor, aten.add.default) or len(node.args) != 2 or node.kwargs:
+        return None
+    there = [a for a in node.args if a not in absent]
+    if len(there) != 1 or not isinstance(there[0], fx.Node):
+        return None
+    a, b = there[0].meta["spec"], node.meta["spec"]
+    return there[0] if (a.size, a.dtype) == (b.size, b.dtype) else None
+
+
+def _zeros(graph: fx.Graph, node: fx.Node) -> fx.Node:
+    spec = node.meta["spec"]
+    if not isinstance(spec, Spec) or spec.stride != contiguous(spec.size) or node.target is operator.getitem:
+        raise UnsupportedError(f"an absent gradient at {node.name}")
+    made = graph.call_function(aten.full.default, (list(spec.size), 0), {"dtype": spec.dtype, "device": spec.device})
+    made.meta.update(node.meta)
+    return made
