@@ -39,11 +39,13 @@ def value_of(kind: str, output: Any) -> Any:
 
 @dataclass(frozen=True)
 class Trait:
-    """What the slice needs to know of a node: storages that its values lie in and that it writes, whether it draws."""
+    """What a node did when it was recorded. touches: storages of its arguments and results; writes: those that it
+    changed; random: whether it drew; lies: storages of its results."""
 
     touches: frozenset[int] = frozenset()
     writes: frozenset[int] = frozenset()
     random: bool = False
+    lies: frozenset[int] = frozenset()
 
 
 _NONE = Trait()

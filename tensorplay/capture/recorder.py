@@ -79,6 +79,8 @@ class Recorder(Values, TorchFunctionMode):
             self.refuse(f"{describe(func)} {reason}")
         if func in PLACEHOLDER_METADATA:
             return self._placeholder_metadata(func, args)
+        if func == _GRAD:
+            return self._gradient(args[0])
         if func is Tensor.__deepcopy__:
             return self._deepcopy(args[0])
         if func in self.learned.inlined and func is not self._opening:
@@ -139,14 +141,15 @@ class Recorder(Values, TorchFunctionMode):
         if seen.opaque:
             node.meta["opaque"] = True
         self._last = node
-        touches = set(seen.written)
+        lies = set()
         for tensor in tensors(result):
             if type(tensor) not in KNOWN_TYPES:
                 self.refuse(f"{describe(func)} returns a {type(tensor).__name__}")
-            touches.add(storage_key(tensor))
+            lies.add(storage_key(tensor))
+        touches = lies | seen.written
         for tensor in tensors(args):
             touches.add(storage_key(tensor))
-        self.traits[node] = Trait(frozenset(touches), frozenset(seen.written), seen.random)
+        self.traits[node] = Trait(frozenset(touches), frozenset(seen.written), seen.random, frozenset(lies))
         if gives_tensor:
             self._bind_result(result, node, line)
             if seen.dynamic or seen.read:
@@ -169,7 +172,8 @@ class Recorder(Values, TorchFunctionMode):
                 if holds_tensor(item):
                     part = self.graph.call_function(operator.getitem, (owner, k))
                     part.meta["line"], part.meta["spec"] = line, spec(item)
-                    self.traits[part] = Trait(frozenset(storage_key(t) for t in tensors(item)))
+                    lies = frozenset(storage_key(t) for t in tensors(item))
+                    self.traits[part] = Trait(lies, lies=lies)
                     self._last = part
                     stack.append((item, part))
 
@@ -191,6 +195,8 @@ class Recorder(Values, TorchFunctionMode):
         for call, args in ambient.changes(self._state, before):
             node = self.graph.call_function(call, args)
             node.meta["line"], node.meta["spec"] = "", None
+        for node, trait in self.traits.items():  # for rewrites, which must know what shares memory
+            node.meta["trait"] = trait
         output = self.graph.output(tuple(outputs))
         output.meta["line"] = ""
         output.meta["spec"] = tuple(n.meta.get("spec") if isinstance(n, fx.Node) else n for n in outputs)
@@ -272,6 +278,20 @@ class Recorder(Values, TorchFunctionMode):
             self.rows.append((Attribute(source, name) if name == "is_leaf" else Method(source, name), value))
         return value
 
+    def _gradient(self, tensor: Tensor) -> Tensor | None:
+        """The `grad` of an input is an input too, or its absence a part of the key."""
+        node = self.node_of(tensor)
+        if node.op != "placeholder":
+            return self.record(_GRAD, (tensor,), {})
+        source = Attribute(self.source_of_input(tensor), "grad")  # type: ignore[arg-type]
+        with torch._C.DisableTorchFunction():
+            value = tensor.grad
+        if value is None:
+            self.rows.append((source, None))
+        elif id(value) not in self._known:
+            self._lift(value, source, f"{node.name}_grad")
+        return value
+
     def _deepcopy(self, tensor: Tensor) -> Tensor:
         if tensor.requires_grad:
             self.refuse("deep-copies a tensor that requires gradients")
@@ -287,6 +307,9 @@ class Recorder(Values, TorchFunctionMode):
             self._applies.append(target)
         with torch._C.DisableTorchFunction():
             return self.record(target, args, kwargs, run=lambda *a, **k: apply_function(cls, a, k))
+
+
+_GRAD: Any = Tensor.grad.__get__  # type: ignore[attr-defined]
 
 
 def _parameter_names(fn: Any) -> list[str]:

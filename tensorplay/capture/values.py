@@ -23,7 +23,8 @@ from ..key.sources import Source
 from ..stax.loops.nodes import Spec
 from .gates import Trait
 from .isolate import isolate
-from .reach import Reach, is_library_file
+from .kinds import is_library_file
+from .reach import Reach
 from .trees import LITERALS
 from .watch import storage_key
 
@@ -118,12 +119,13 @@ class Values:
         self.inputs.append(source)
         self.samples.append(tensor)
         self.sample_keys.append(key)
-        self.traits[node] = Trait(frozenset((key,)))
+        keys = frozenset((key,))
         node.meta["spec"], node.meta["line"] = Spec.of(tensor), ""
         self._bind(tensor, node)
         if key in self.learned.isolated:
             self._isolate(key)
-            self.traits[node] = Trait(frozenset((key, storage_key(self._stand_ins[id(tensor)][1]))))
+            keys = frozenset((key, storage_key(self._stand_ins[id(tensor)][1])))
+        self.traits[node] = Trait(keys, lies=keys)
         return node
 
     def _isolate(self, key: int) -> None:

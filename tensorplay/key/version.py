@@ -7,6 +7,8 @@ caller alive, and no object either that the key holds by identity (`alive` turns
 
 from __future__ import annotations
 
+import functools
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -15,11 +17,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import fx
 
+from ..native import native
 from .aliasing import extents, overlaps, same_objects
-from .ambient import NAMES, ambient
+from .ambient import NAMES, ambient, decided
 from .guards import GATES, MISSING, Guard, differences, guards
 from .reading import Text, module_entry
-from .signature import Entry, Identity, entry, identities, show, signature, tensor_entry
+from .signature import Entry, Identity, entry, identities, plain, show, signature, tensor_entry
 from .sources import Argument, Keyword, Method, Source, TypeOf
 
 if TYPE_CHECKING:
@@ -71,9 +74,12 @@ class Version:
         """
         self.call = call
         self.sigma, self.aliases, self.ambient = call.sigma, call.aliases, call.ambient
-        self.hits = 0
+        self.served = 0  # calls served by Python
+        self.check: Any = None  # the whole key for the extension, where it can decide it
         self.seconds: dict[str, float] = {}
         self.program: Any = None
+        self.rewritten: Any = None  # what the front-end passes made of the captured graph, and under which choices
+        self.choices: Any = None
         self.distinct = False  # whether `match` alone proves that no two arguments are one tensor
         self.fallback: Any = None  # why the program is not compiled code, where it is not
         self.parts: tuple[Part, ...] = ()
@@ -108,10 +114,10 @@ class Version:
         for source, name, value in zip(captured.inputs, names, values):
             if not isinstance(source, _NAMED):  # those are in sigma
                 lifted[source] = tensor_entry(value)
-                text.tensor(name, lifted[source])
+                text.tensor(name, lifted[source], fingerprint(value))
         self.ties = captured.ties
         for a, b in self.ties:
-            text.check(f"{text.read(a)} is not {text.read(b)}")
+            text.identical(text.read(a), text.read(b))
         listed = "".join(f"{n}, " for n in names)
         if len(names) > 1:
             text.check(f"len({{*map(id, ({listed}))}}) != {len(names)}")
@@ -120,20 +126,38 @@ class Version:
         self.extents = extents(values)
         self.overlaps = overlaps(values, self.extents, self.written) if self.written else ()
         if self.written:
-            text.env |= {"overlaps": overlaps, "extents": self.extents, "written": self.written}
-            text.check(f"overlaps(({listed}), extents, written) != {self.overlaps!r}")
+            shared = functools.partial(overlaps, sizes=self.extents, written=self.written)
+            text.outcome("overlaps", shared, listed, self.overlaps)
         self.gates = tuple(captured.gates)
         self.gate_entries = tuple(entry(g.value) for g in self.gates)
         if self.gates:
-            text.env |= {"replayed": self.replayed, "gates": self.gate_entries}
-            text.check(f"replayed(({listed})) != gates")
+            text.outcome("replayed", self.replayed, listed, self.gate_entries)
         owners = {source: module_entry(m) for source, m in text.owners}
         self.parts = tuple(Part(s, e) for s, e in (*owners.items(), *states.items(), *lifted.items()))
         self.match, self.text = text.build(f"({listed})")
+        self.steps = None if text.steps is None else tuple(text.steps)
+        self.slots, self.reads = len(text.slots), tuple(text.slot(name) for name in names)
         flat = (*self.sigma[0], *(e[2] for e in self.sigma[1]))
         named = sum(isinstance(s, _NAMED) for s in captured.inputs)
         self.distinct = not self.aliases and named == sum(e[0] == "tensor" for e in flat)
         self.distinct &= all(e[0] in ("tensor", "value") for e in flat)
+
+    @property
+    def hits(self) -> int:
+        """Calls that this version served."""
+        return self.served + (0 if self.check is None else self.check.hits)
+
+    def prepare(self, args: tuple, answers: tuple | None) -> None:
+        """Makes the check for the extension, given what its probes answered when the key was read."""
+        plain_call = not self.sigma[1] and not self.aliases and self.fallback is None
+        if native is None or self.captured is None or self.steps is None or not plain_call:
+            return
+        rows = [_argument(x, e) for x, e in zip(args, self.sigma[0], strict=True)]
+        if answers is None or not decided(answers) or None in rows:
+            return
+        run = getattr(self.program, "trusted", self.program)
+        result = self.captured.rebuild.plain()
+        self.check = native.Check(answers, tuple(rows), self.steps, self.slots, self.reads, bool(self.gates), run, result)
 
     def _held(self) -> list[Identity]:
         return identities((self.sigma, tuple(part.expected for part in self.parts)))
@@ -147,7 +171,7 @@ class Version:
     def front(self) -> fx.GraphModule:
         """The graph that the back end received."""
         assert self.captured is not None
-        return self.captured.graph
+        return self.captured.graph if self.rewritten is None else self.rewritten.graph
 
     def serves(self, call: Call, args: tuple, kwargs: dict[str, Any]) -> tuple | None:
         """The tensors for the placeholders where the call has this version's key, else None."""
@@ -224,7 +248,8 @@ class Version:
 
     def run(self, inputs: Sequence[torch.Tensor], args: tuple, kwargs: dict[str, Any]) -> Any:
         """Runs the program on the placeholders' tensors and makes the caller's result."""
-        return self.captured.rebuild(self.program(*inputs), args, kwargs)  # type: ignore[union-attr]
+        run = getattr(self.program, "trusted", self.program)  # the key has compared what it would check
+        return self.captured.rebuild(run(*inputs), args, kwargs)  # type: ignore[union-attr]
 
     def run_at(self, level: str, args: tuple, kwargs: dict[str, Any]) -> Any:
         """Runs one level: 'graph', 'ops', 'loops', 'plan' or 'kernels'."""
@@ -245,6 +270,22 @@ class Version:
         gates = "".join(f", {g.kind} at {g.line} is {g.value!r}" for g in self.gates)
         kind = "" if self.fallback is None else f", runs eagerly: {self.fallback.reason}"
         return f"inputs {shapes or 'none'}, {len(self.parts)} values from outside{gates}, {self.hits} hits{kind}"
+
+
+def fingerprint(t: torch.Tensor) -> bytes | None:
+    """A tensor's metadata as the extension compares it; None where it cannot."""
+    return None if native is None else native.fingerprint(t)
+
+
+def _argument(x: Any, e: Entry) -> Any:
+    """How the extension compares an argument: a fingerprint, a value, a weak reference; None where it cannot."""
+    if e[0] == "tensor":
+        return fingerprint(x)
+    if plain(x):
+        return False, x
+    if e[0] == "object" and len(e) == 3 and type(e[2].held) is weakref.ref:
+        return True, e[2].held
+    return None
 
 
 def _always(args: tuple, kwargs: dict[str, Any]) -> tuple:
