@@ -66,6 +66,16 @@ def glu(x: Tensor, dim: int = -1) -> Tensor:
     return found if x.dtype == low else aten._to_copy.default(found, dtype=low)
 
 
+@own(aten.block_diag.default)
+def block_diag(tensors: list[Tensor]) -> Tensor:
+    blocks = [aten.view.default(t, [1] * (2 - t.dim()) + list(t.shape)) for t in tensors]
+    width, left, rows = sum(b.shape[1] for b in blocks), 0, []
+    for b in blocks:
+        rows.append(aten.constant_pad_nd.default(b, [left, width - left - b.shape[1]]))
+        left += b.shape[1]
+    return aten.cat.default(rows)
+
+
 @own(aten.binary_cross_entropy_with_logits.default)
 def binary_cross_entropy_with_logits(
     x: Tensor, y: Tensor, weight: Tensor | None = None, pos_weight: Tensor | None = None, reduction: int = MEAN
@@ -79,6 +89,34 @@ def binary_cross_entropy_with_logits(
     if weight is not None:
         loss = aten.mul.Tensor(loss, weight)
     return _reduced(loss, reduction)
+
+
+def _placed(scatter: torch._ops.OpOverload) -> Rule:
+    """The backward of a view that picks elements: the gradient in a tensor of zeros."""
+
+    def rule(g: Tensor, sizes: list[int], *place: Any) -> Any:
+        zeros = aten.full.default(sizes, 0, dtype=g.dtype, device=g.device)
+        return scatter(zeros, g, *place)
+
+    return rule
+
+
+own(aten.select_backward.default)(_placed(aten.select_scatter.default))
+own(aten.slice_backward.default)(_placed(aten.slice_scatter.default))
+own(aten.diagonal_backward.default)(_placed(aten.diagonal_scatter.default))
+
+
+@own(aten.glu_backward.default)
+def glu_backward(g: Tensor, x: Tensor, dim: int) -> Tensor:
+    half, low = x.shape[dim] // 2, x.dtype
+    if low in (torch.bfloat16, torch.float16):
+        x, g = aten._to_copy.default(x, dtype=torch.float32), aten._to_copy.default(g, dtype=torch.float32)
+    value, gate = aten.slice.Tensor(x, dim, 0, half), aten.slice.Tensor(x, dim, half, 2 * half)
+    y = aten.sigmoid.default(gate)
+    first = aten.mul.Tensor(y, g)
+    second = aten.mul.Tensor(aten.mul.Tensor(aten.mul.Tensor(aten.rsub.Scalar(y, 1), y), g), value)
+    found = aten.cat.default([first, second], dim)
+    return found if x.dtype == low else aten._to_copy.default(found, dtype=low)
 
 
 def has_row(op: torch._ops.OpOverload) -> bool:

@@ -35,6 +35,44 @@ NAMES = """
     lu_unpack _lu_with_info _linalg_check_errors _assert_async _assert_scalar _functional_assert_async
 """
 
+# functions of mathematical physics and statistics, ranges and losses whose kernels check or count what they read
+SPECIAL = """
+    digamma polygamma mvlgamma igamma igammac erfinv i0 special_i0e special_i1 special_i1e special_zeta special_ndtri
+    special_log_ndtr special_erfcx special_airy_ai special_bessel_j0 special_bessel_j1 special_bessel_y0 special_bessel_y1
+    special_spherical_bessel_j0 special_modified_bessel_i0 special_modified_bessel_i1 special_modified_bessel_k0
+    special_modified_bessel_k1 special_scaled_modified_bessel_k0 special_scaled_modified_bessel_k1
+    special_chebyshev_polynomial_t special_chebyshev_polynomial_u special_chebyshev_polynomial_v
+    special_chebyshev_polynomial_w special_hermite_polynomial_h special_hermite_polynomial_he
+    special_laguerre_polynomial_l special_legendre_polynomial_p special_shifted_chebyshev_polynomial_t
+    special_shifted_chebyshev_polynomial_u special_shifted_chebyshev_polynomial_v special_shifted_chebyshev_polynomial_w
+    frexp logspace tril_indices triu_indices hash_tensor nonzero_static histogram _histogramdd_bin_edges
+    _histogramdd_from_bin_cts _histogramdd_from_bin_tensors segment_reduce renorm embedding_renorm _chunk_cat
+    as_strided_scatter binary_cross_entropy multi_margin_loss multilabel_margin_loss_forward linalg_pinv
+"""
+
+# operators of backward that torch's own kernels compute: of library operators, and sums over indices
+BACKWARD = """
+    convolution_backward convolution_backward_overrideable mkldnn_convolution_backward _slow_conv2d_backward
+    _scaled_dot_product_flash_attention_for_cpu_backward _scaled_dot_product_flash_attention_backward
+    _scaled_dot_product_efficient_attention_backward _scaled_dot_product_cudnn_attention_backward
+    _scaled_dot_product_fused_attention_overrideable_backward _flash_attention_backward _efficient_attention_backward
+    embedding_dense_backward _embedding_bag_dense_backward _embedding_bag_per_sample_weights_backward unfold_backward
+    max_pool2d_with_indices_backward max_pool3d_with_indices_backward avg_pool2d_backward avg_pool3d_backward
+    _adaptive_avg_pool2d_backward _adaptive_avg_pool3d_backward adaptive_max_pool2d_backward adaptive_max_pool3d_backward
+    fractional_max_pool2d_backward fractional_max_pool3d_backward mkldnn_max_pool2d_backward
+    upsample_nearest1d_backward upsample_nearest2d_backward upsample_nearest3d_backward
+    _upsample_nearest_exact1d_backward _upsample_nearest_exact2d_backward _upsample_nearest_exact3d_backward
+    upsample_linear1d_backward upsample_bilinear2d_backward upsample_trilinear3d_backward upsample_bicubic2d_backward
+    _upsample_bilinear2d_aa_backward _upsample_bicubic2d_aa_backward
+    grid_sampler_2d_backward grid_sampler_3d_backward _grid_sampler_2d_cpu_fallback_backward
+    mkldnn_rnn_layer_backward _thnn_fused_lstm_cell_backward_impl _thnn_fused_gru_cell_backward
+    _cdist_backward _pdist_backward _euclidean_dist_backward _ctc_loss_backward
+    reflection_pad1d_backward reflection_pad2d_backward reflection_pad3d_backward
+    replication_pad1d_backward replication_pad2d_backward replication_pad3d_backward
+    multi_margin_loss_backward multilabel_margin_loss_backward rrelu_with_noise_backward
+    _weight_norm_interface_backward
+"""
+
 # operators that draw random numbers: they run in order, and only where the graph has them
 RANDOM = """
     bernoulli rand randn randint rand_like randn_like randint_like randperm normal uniform native_dropout multinomial
@@ -44,7 +82,7 @@ RANDOM = """
 
 
 def _fill() -> None:
-    for names, ordered in ((NAMES, False), (RANDOM, True)):
+    for names, ordered in ((NAMES, False), (SPECIAL, False), (BACKWARD, False), (RANDOM, True)):
         for name in names.split():
             packet = getattr(torch.ops.aten, name, None)
             if packet is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from . import creation, indexing, library, norms, pointwise, reductions, views  # noqa: F401  (they declare the rows)
+from . import backward, creation, indexing, library, norms, pointwise, reductions, views  # noqa: F401  (they declare the rows)
 from .row import ROWS, Refuse, Row, find
 
 __all__ = ["ROWS", "Refuse", "Row", "find", "has_row"]
