@@ -8,11 +8,26 @@ import torch
 
 from tensorplay.stax.codegen.cpp.nest import function_of
 from tensorplay.stax.codegen.detect import detect, tiers
-from tensorplay.stax.expr import add, affine, cast, const, floordiv, in_range, index, load, make, masked, mod, mul, value, var
+from tensorplay.stax.expr import (
+    add,
+    affine,
+    cast,
+    const,
+    floordiv,
+    in_range,
+    index,
+    load,
+    make,
+    masked,
+    mod,
+    mul,
+    value,
+    var,
+)
 from tensorplay.stax.loops.interpret import interpret_plan
+from tensorplay.stax.loops.nodes import Compute, Pointwise
 
 from .harness import Failed, at, buffer, dense, kernel, plan_of, pointwise, reduction, run, scan, space
-from tensorplay.stax.loops.nodes import Compute, Pointwise
 
 F = torch.float32
 BIG = 1 << 30  # model bytes that make the cost model choose threads
@@ -374,3 +389,19 @@ def test_transposed_reads_go_through_tiles():
             plan = plan_of([ba, bb], [kernel(v, [pointwise("y", (3, n, m), body, dtype)], read_bytes=BIG)])
             assert "turn(" in function_of(plan.kernels[0], detect()).body
             check(plan, [a, b])
+
+
+def test_nothing_of_the_caller_is_written_before_a_check_fails():
+    p, table, ids = torch.zeros(40), torch.randn(50), torch.randint(0, 50, (40,))
+    bp, bt, bi = buffer("p", p), buffer("t", table), buffer("i", ids)
+    v = space((40,))
+    body = make("add", (at(bp, v), load("t", index(at(bi, v), 50), F)), F)
+    back = Compute((bp,), v, Pointwise(v, body))
+    plan = plan_of([bp, bt, bi], [kernel(v, [back])], [])
+    run(plan, [p, table, ids])
+    same(p, table[ids])
+    before = p.clone()
+    ids[39] = 99
+    with pytest.raises(Failed):
+        run(plan, [p, table, ids])
+    same(p, before)

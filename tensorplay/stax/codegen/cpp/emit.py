@@ -33,14 +33,19 @@ def emit(plan: Plan, target: Target) -> Source:
             continue
         lines = []
         for kernel in segment:
-            f = function_of(kernel, target, written)
-            result = "int" if f.checks else "void"
-            key = f"{result} {f.parameters} {re.sub(r' *//.*', '', f.body)}"  # comments name buffers
-            if key not in names:
-                names[key] = f"kernel_{len(names)}"
-                functions.append(f"{comment(kernel, plan)}\nstatic {result} {names[key]}{f.parameters} {{\n{f.body}\n}}\n")
-            kernels[kernel.name] = f"{comment(kernel, plan)}\nstatic {result} {names[key]}{f.parameters} {{\n{f.body}\n}}\n"
-            lines.append(call(names[key], f, slots, len(checks)))
+            functions_of = [function_of(kernel, target, written)]
+            if functions_of[0].checks and not set(written).isdisjoint(kernel.writes):
+                functions_of.insert(0, function_of(kernel, target, written, dry=True))
+            for f in functions_of:
+                result = "int" if f.checks else "void"
+                key = f"{result} {f.parameters} {re.sub(r' *//.*', '', f.body)}"  # comments name buffers
+                new = key not in names
+                name = names.setdefault(key, f"kernel_{len(names)}")
+                text = f"{comment(kernel, plan)}\nstatic {result} {name}{f.parameters} {{\n{f.body}\n}}\n"
+                if new:
+                    functions.append(text)
+                kernels[kernel.name] = text
+                lines.append(call(name, f, slots, len(checks)))
             checks += [Check(message, origin) for message, origin in f.checks]
         entry = f"segment_{len(entries)}"
         entries.append(entry)

@@ -95,5 +95,15 @@ def across(fold: Fold, vector: str) -> str:
     return f"{kind}({vector})"
 
 
+def stored(text: str, have: str, dtype: torch.dtype) -> str:
+    """A scalar of type `have` as a value of `dtype`, rounded to it."""
+    want = ctype(dtype)
+    if compute(dtype) is not dtype:
+        return f"round_{TABLE[dtype].name}({text})"
+    if want == have:
+        return text
+    return f"{text} != 0" if want == "bool" else f"cast_lane<{want}>({text})"
+
+
 def is_sum(fold: Fold) -> bool:
     return kind_of(fold) == "sum" and fold.body.dtype.is_floating_point

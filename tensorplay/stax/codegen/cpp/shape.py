@@ -14,9 +14,8 @@ from dataclasses import dataclass, replace
 import torch
 
 from ....errors import UnsupportedError
-from ...dtypes import compute
 from ...expr import Expr, affine, cast, integer, load, make, parts, postorder, rebuild, substitute, var
-from ...loops.nodes import Buffer, Compute, Pointwise, Reduction, Scan
+from ...loops.nodes import Compute, Pointwise, Reduction, Scan
 from ...schedule.plan import Kernel
 from .lanes import slope, walk_values
 
@@ -132,10 +131,8 @@ def shape_of(kernel: Kernel, written_inputs: Iterable[str]) -> Shape:
                 produced[buffer.name] = value
                 memo.pop(load(buffer.name, node.at[0], buffer.dtype), None)
             if buffer.name not in kernel.local:
-                everywhere = bool(full) and bool(full & (node.at[0].free | frozenset(node.vars)))
-                stores.append(
-                    Store(buffer.name, buffer.dtype, node.at[0], value, everywhere or not full, level[body], origin)
-                )
+                everywhere = not full or bool(full & frozenset(node.vars))
+                stores.append(Store(buffer.name, buffer.dtype, node.at[0], value, everywhere, level[body], origin))
             continue
         assert isinstance(node.loop, Reduction)
         results = tuple(
@@ -157,8 +154,6 @@ def shape_of(kernel: Kernel, written_inputs: Iterable[str]) -> Shape:
             folds.append(Fold(node.loop.kind, body, results, first, origin))
             for r in results:
                 ready[r.name] = first + 1
-    if kernel.rdims == ():
-        folds = list(folds)
     return Shape(kernel.name, kernel.dims, kernel.rdims, tuple(folds), tuple(stores), scan, level)
 
 
@@ -324,11 +319,3 @@ def flat(variables: tuple[Expr, ...]) -> Expr:
         total = affine(0, [(total, 1), (v, step)])
         step *= v.args[1]
     return total
-
-
-def register_bytes(dtype: torch.dtype) -> int:
-    return compute(dtype).itemsize
-
-
-def unused(buffers: Iterable[Buffer]) -> tuple[str, ...]:
-    return tuple(b.name for b in buffers)

@@ -502,6 +502,28 @@ STX_INT(div_trunc, div_lane)
 STX_INT(div_floor, floor_lane)
 STX_INT(mod_int, mod_lane)
 STX_INT(rem_int, rem_lane)
+template <class T> FI T pow_lane(T a, T b) {
+  if (b < 0) return (T)(a == (T)1 ? 1 : a == (T)-1 ? (b & 1 ? -1 : 1) : 0);
+  T r = 1;
+  for (; b; b = (T)(b >> 1), a = (T)(a * a))
+    if (b & 1) r = (T)(r * a);
+  return r;
+}
+template <class T> FI T gcd_lane(T a, T b) {
+  a = (T)((T)-1 < 0 && a < 0 ? 0 - a : a), b = (T)((T)-1 < 0 && b < 0 ? 0 - b : b);
+  while (a != 0) {
+    T rest = rem_lane(b, a);
+    b = a, a = rest;
+  }
+  return b;
+}
+template <class T> FI T lcm_lane(T a, T b) {
+  auto m = div_lane(a, gcd_lane(a, b)) * b;  // an int for narrow types, as in eager
+  return (T)(m < 0 ? 0 - m : m);
+}
+STX_INT(int_pow, pow_lane)
+STX_INT(gcd, gcd_lane)
+STX_INT(lcm, lcm_lane)
 // a shift by a negative count or by the width and more leaves no bit (or the sign)
 template <class T> FI T shl_lane(T a, T b) { return b < 0 || b >= (T)(8 * sizeof(T)) ? (T)0 : (T)(a << b); }
 template <class T> FI T shr_lane(T a, T b) { return (T)(a >> (b < 0 || b >= (T)(8 * sizeof(T)) ? (T)(8 * sizeof(T) - 1 + ((T)-1 > 0)) : b)); }

@@ -1,0 +1,161 @@
+"""Reductions with the lanes across the rows: a tile of columns at a time, its accumulators in L1, rows in bands."""
+
+from __future__ import annotations
+
+import math
+
+from ...dtypes import TABLE
+from ...expr import affine
+from . import folds as F
+from .body import Block
+from .shape import Fold, Store, flat
+from .writer import Opened, Writer
+
+TILE = 1024  # columns whose accumulators stay in L1
+
+
+def tiles(w: Writer) -> None:
+    """Lanes across the rows: a tile of columns a time, its accumulators in L1, rows in bands."""
+    shape, v = w.shape, w.v
+    assert v is not None
+    outer = [u for u in shape.dims if u is not v]
+    rows, size = math.prod(u.args[1] for u in outer), v.args[1]
+    width = TILE
+    while width > 128 and rows * math.ceil(size / width) < 16:
+        width //= 2
+    width = min(width, math.ceil(size / w.n) * w.n)
+    count = math.ceil(size / width)
+    if w.serial():
+        block, opened = w.over(outer, True)
+        inner = Block(block)
+        opened.append((inner, f"for (i64 low = 0; low < {size}; low += {width}) {{", "}"))
+    else:
+        block = Block(w.root)
+        opened = [(block, f"parallel({w.limit()}, {rows * count}, [&](int, i64 begin, i64 end) {{", "});")]
+        inner = Block(block, frozenset(outer))
+        opened.append((inner, "for (i64 t = begin; t < end; t++) {", "}"))
+        step = rows
+        for u in outer:
+            step //= u.args[1]
+            inner.line(f"const i64 {u.name} = t / {count * step}{f' % {u.args[1]}' if u is not outer[0] else ''};")
+        inner.line(f"const i64 low = t % {count} * {width};")
+    inner.line(f"const i64 high = low + {width} < {size} ? low + {width} : {size};")
+    inner.barrier = True
+    even = size % w.n == 0
+    for p in range(w.passes()):
+        folds, stores = w.work(p)
+        if folds or stores:
+            tile_pass(w, inner, folds, stores, "low", "high", even, width, " - low", None)
+            tile_results(w, inner, folds, "low", "high", even, width, " - low")
+    tile_stores(w, inner, "low", "high", even)
+    w.finish(opened)
+
+
+def tile_pass(
+    w: Writer, tile: Block, folds: list[Fold], stores: list[Store], low: str, high: str, even: bool, width: int, shift: str,
+    bounds: tuple[str, str, str] | None,
+) -> None:  # fmt: skip
+    """One walk down the rows of a tile: eight rows at a time, so that an accumulator is loaded once for eight."""
+    shape, body, v = w.shape, w.body, w.v
+    assert v is not None
+    length = math.prod(r.args[1] for r in shape.rdims)
+    w.accs = {}
+    for f in folds:
+        name = body.fresh("acc")
+        ctype, kind = F.ctype(f.body.dtype), F.kind_of(f)
+        blocked = F.is_sum(f) and length > 256
+        w.accs[id(f)] = (name, blocked)
+        size = width + w.n
+        store = "b1" if ctype == "bool" else ctype
+        tile.line(f"alignas(64) {store} {name}[{size}];")
+        tile.line(f"fill({name}, {size}, {F.identity(f)});")
+        if kind in F.INDEXED:
+            tile.line(f"alignas(64) i64 {name}_at[{size}] = {{}};")
+        elif blocked:
+            tile.line(f"alignas(64) {ctype} {name}_lo[{size}] = {{}};")
+    *outer, last = shape.rdims
+    block = tile
+    opened: Opened = []
+    for r in outer:
+        from_, to = bounds[1:] if bounds is not None and bounds[0] == r.name else ("0", "")
+        block, header = w.loop(block, r, from_, to)
+        opened.append((block, header, "}"))
+    first, end = bounds[1:] if bounds is not None and bounds[0] == last.name else ("0", str(last.args[1]))
+    band = Block(block)
+    opened.append((band, f"for (i64 b = {first}; b < {end}; b += 8) {{", "}"))
+    band.line(f"const i64 e = b + 8 < {end} ? b + 8 : {end};")
+    inner, header, footer = w.vector_loop(band, low, high, even)
+    opened.append((inner, header, footer))
+    for f in folds:
+        name, blocked = w.accs[id(f)]
+        kind = F.kind_of(f)
+        at = f"{name} + {v.name}{shift}"
+        if blocked:
+            inner.line(f"vec<{F.ctype(f.body.dtype)}, N> {name}v = {{}};")
+        else:
+            inner.line(f"auto {name}v = load<N>({at});")
+        if kind in F.INDEXED:
+            inner.line(f"auto {name}i = load<N>({name}_at + {v.name}{shift});")
+    step, step_header = w.loop(inner, last, "b", "e")
+    step.live = inner.live
+    for f in folds:
+        name, _ = w.accs[id(f)]
+        kind = F.kind_of(f)
+        body.origin = f.origin
+        body.need(f.body, step)
+        text = body.operand(f.body, step, F.ctype(f.body.dtype), True)
+        if kind in F.INDEXED:
+            at = body.index(flat(shape.rdims), step)
+            step.line(f"better<{F.INDEXED[kind]}>({name}v, {name}i, {text}, (i64)({at}));", f.kind)
+        else:
+            step.line(f"{name}v = {F.combine(f, f'{name}v', text)};", f.kind)
+    w.stores(step, stores)
+    step.close(step_header)
+    for f in folds:
+        name, blocked = w.accs[id(f)]
+        at = f"{v.name}{shift}"
+        if blocked:
+            inner.line(f"add_block<N>({name} + {at}, {name}_lo + {at}, {name}v);")
+        else:
+            inner.line(f"store<N>({name} + {at}, {name}v);")
+        if F.kind_of(f) in F.INDEXED:
+            inner.line(f"store<N>({name}_at + {at}, {name}i);")
+    w.finish(opened)
+
+
+def tile_results(
+    w: Writer, tile: Block, folds: list[Fold], low: str, high: str, even: bool, width: int, shift: str
+) -> None:
+    """Accumulators become results, as arrays over the tile that later passes read."""
+    body, v = w.body, w.v
+    assert v is not None
+    length = math.prod(r.args[1] for r in w.shape.rdims)
+    for f in folds:
+        name, blocked = w.accs[id(f)]
+        texts = [f"load<N>({name} + {v.name}{shift})"]
+        if blocked:
+            texts = [f"sum_of(load<N>({name} + {v.name}{shift}), load<N>({name}_lo + {v.name}{shift}))"]
+        if f.kind == "mean":
+            texts = [f"{texts[0]} / {length}"]
+        if f.kind in F.INDEXED:
+            index = f"load<N>({name}_at + {v.name}{shift})"
+            texts = [index] if f.kind.startswith("arg") else [*texts, index]
+        texts += [texts[0]] * (len(f.results) - len(texts))
+        for r, text in zip(f.results, texts, strict=True):
+            array = body.fresh("res")
+            have = "i64" if text.startswith("load<N>") and "_at" in text else F.ctype(f.body.dtype)
+            want = F.ctype(r.dtype)
+            if r.dtype is not TABLE[r.dtype].compute:
+                text = f"round_{TABLE[r.dtype].name}({text})"
+            elif have != want:
+                text = f"truth({text})" if want == "bool" else f"cast<{want}>({text})"
+            tile.line(f"alignas(64) {'b1' if want == 'bool' else want} {array}[{width + w.n}];")
+            tile.line(f"for (i64 {v.name} = {low}; {v.name} < {high}; {v.name} += N) store<N>({array} + {v.name}{shift}, {text});")
+            body.arrays[r.name] = (array, affine(0, [(v, 1)]), shift)
+
+
+def tile_stores(w: Writer, tile: Block, low: str, high: str, even: bool) -> None:
+    inner, header, footer = w.vector_loop(tile, low, high, even)
+    w.row_stores(inner)
+    if inner.lines:
+        inner.close(header, footer)

@@ -1,0 +1,130 @@
+"""Kernels without a reduction: lanes along the best dimension, tiles where a read goes against its layout."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from ...expr import Expr, coefficient, substitute, var
+from . import folds as F
+from .body import Block, indirect
+from .lanes import unconditional
+from .writer import Writer
+
+PART = 512  # the least elements of a part
+SIDE = 64  # rows and columns of a tile that is read against its layout
+PITCH = SIDE + 16  # no power of two: the columns of a tile lie in different sets of L1
+
+
+def points(w: Writer) -> None:
+    shape, v = w.shape, w.v
+    outer = [u for u in shape.dims if u is not v]
+    if v is None:
+        block, opened = w.over(outer, w.serial())
+        w.stores(block, shape.stores)
+        return w.finish(opened)
+    size = v.args[1]
+    rows = math.prod(u.args[1] for u in outer)
+    across = against_layout(w)
+    if across is not None:
+        return turned(w, *across)
+    if w.serial() or rows >= 64:
+        block, opened = w.over(outer, w.serial())
+        lanes_of_points(w, block, "0", str(size), size % w.n == 0)
+        return w.finish(opened)
+    part = max(PART, math.ceil(size * rows / 256 / PART) * PART)  # at most about 256 parts
+    part = min(part, 8 * PART)
+    parts_ = math.ceil(size / part)
+    block = Block(w.root)
+    w.thread = block
+    opened = [(block, f"parallel({w.limit()}, {rows * parts_}, [&](int, i64 begin, i64 end) {{", "});")]
+    if not outer:
+        last = f"end * {part}" if size % part == 0 else f"(end < {parts_} ? end * {part} : {size})"
+        lanes_of_points(w, block, f"begin * {part}", last, size % w.n == 0)
+        return w.finish(opened)
+    inner = Block(block, frozenset(outer))
+    opened.append((inner, "for (i64 t = begin; t < end; t++) {", "}"))
+    step = rows
+    for u in outer:
+        step //= u.args[1]
+        inner.line(f"const i64 {u.name} = t / {parts_ * step}{f' % {u.args[1]}' if u is not outer[0] else ''};")
+    inner.line(f"const i64 low = t % {parts_} * {part}, high = low + {part} < {size} ? low + {part} : {size};")
+    lanes_of_points(w, inner, "low", "high", size % w.n == 0)
+    w.finish(opened)
+
+
+def against_layout(w: Writer) -> tuple[Expr, list[Expr]] | None:
+    """Loads that are contiguous along another loop than the lanes, when the arrays exceed the caches."""
+    shape, v = w.shape, w.v
+    assert v is not None
+    if w.kernel.model_bytes < w.target.l1 or v.args[1] < SIDE // 2:
+        return None
+    found: dict[Expr, list[Expr]] = {}
+    for e in unconditional(s.value for s in shape.stores):
+        if e.op != "load" or (coefficient(e.args[1], v) or 0) < 2:
+            continue
+        for u in shape.dims:
+            if u is not v and u.args[1] >= SIDE // 2 and coefficient(e.args[1], u) == 1:
+                found.setdefault(u, []).append(e)
+    if not found:
+        return None
+    u = max(found, key=lambda d: len(found[d]))
+    return (u, found[u]) if len(found[u]) <= 4 else None
+
+
+def turned(w: Writer, u: Expr, loads: list[Expr]) -> None:
+    """Tiles: what is read against its layout goes through a buffer in L1."""
+    shape, body, v = w.shape, w.body, w.v
+    assert v is not None
+    outer = [d for d in shape.dims if d is not v and d is not u]
+    high = {d: math.ceil(d.args[1] / SIDE) for d in (u, v)}
+    count = math.prod(d.args[1] for d in outer) * high[u]
+    if w.serial():
+        block, opened = w.over(outer, True)
+        block = Block(block)
+        opened.append((block, f"for (i64 t = 0; t < {high[u]}; t++) {{", "}"))
+        block.line(f"const i64 {u.name}_low = t * {SIDE};")
+        w.thread = w.root
+    else:
+        w.thread = Block(w.root)
+        opened = [(w.thread, f"parallel({w.limit()}, {count}, [&](int, i64 begin, i64 end) {{", "});")]
+        block = Block(w.thread, frozenset(outer))
+        opened.append((block, "for (i64 t = begin; t < end; t++) {", "}"))
+        step = count // high[u]
+        for d in outer:
+            step //= d.args[1]
+            block.line(f"const i64 {d.name} = t / {high[u] * step}{f' % {d.args[1]}' if d is not outer[0] else ''};")
+        block.line(f"const i64 {u.name}_low = t % {high[u]} * {SIDE};" if outer else f"const i64 {u.name}_low = t * {SIDE};")
+    block.line(_upper(u))
+    tile = Block(block)
+    opened.append((tile, f"for (i64 {v.name}_low = 0; {v.name}_low < {v.args[1]}; {v.name}_low += {SIDE}) {{", "}"))
+    tile.line(_upper(v))
+    for e in loads:
+        name = body.fresh("tile")
+        kind = "b1" if e.dtype is torch.bool else F.ctype(e.dtype)
+        w.thread.lines.insert(0, f"alignas(64) {kind} {name}[{SIDE} * {PITCH}];")
+        corner = substitute(e.args[1], {u: var(f"{u.name}_low", u.args[1]), v: var(f"{v.name}_low", v.args[1])})
+        pointer = body.argument(e.args[0], e.dtype)
+        for inner in indirect(corner):
+            body.need(inner, tile)
+        tile.line(
+            f"turn({name}, {PITCH}, {body.offset(pointer, corner, tile)}, {coefficient(e.args[1], v)}, "
+            f"{v.name}_high - {v.name}_low, {u.name}_high - {u.name}_low);", e.args[0],
+        )  # fmt: skip
+        body.kept[e] = (name, f"({u.name} - {u.name}_low) * {PITCH} + {v.name} - {v.name}_low")
+    row, header = w.loop(tile, u, f"{u.name}_low", f"{u.name}_high")
+    opened.append((row, header, "}"))
+    lanes_of_points(w, row, f"{v.name}_low", f"{v.name}_high", v.args[1] % w.n == 0)
+    w.finish(opened)
+
+
+def lanes_of_points(w: Writer, block: Block, low: str, high: str, even: bool) -> None:
+    inner, header, footer = w.vector_loop(block, low, high, even)
+    w.stores(inner, w.shape.stores)
+    inner.close(header, footer)
+
+
+def _upper(w: Expr) -> str:
+    low, size = f"{w.name}_low", w.args[1]
+    return f"const i64 {w.name}_high = {low} + {SIDE} < {size} ? {low} + {SIDE} : {size};"

@@ -1,0 +1,177 @@
+"""What every loop structure shares: the kernel's facts, loops on threads and along the lanes, stores.
+
+In: a `Shape`.  Out: a `Writer`, into whose root block one of the structures (points, rows, columns, split, scan) writes.
+Always: results do not depend on which thread runs what.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from ...expr import Expr
+from ...schedule.plan import Kernel
+from ..target import Target
+from . import folds as F
+from .body import Block, Body
+from .lanes import narrow, walk_values, widest
+from .shape import Fold, Result, Shape, Store, cycles, lane_score
+
+SERIAL_NS = 20_000  # below it a parallel region costs more than it gains
+PART_NS = 10_000  # the least work of a thread
+
+Opened = list[tuple[Block, str, str]]  # blocks that are being written, with the lines that open and close them
+
+
+class Writer:
+    """One kernel that is being written."""
+
+    def __init__(self, shape: Shape, kernel: Kernel, target: Target) -> None:
+        self.shape, self.kernel, self.target = shape, kernel, target
+        self.v, self.columns = self.lane_variable()
+        roots = shape.roots + ([shape.scan.loop.body] if shape.scan else [])
+        self.n = 1
+        if self.v is not None:
+            order = walk_values(*roots)
+            wide = widest(order, self.v, narrow(order, self.v))
+            if any(f.kind in F.INDEXED and math.prod(r.args[1] for r in shape.rdims) >= 2**31 for f in shape.folds):
+                wide = 8
+            self.n = target.vector_bytes // wide
+        self.body = Body(self.v, self.n, roots, shape.level)
+        self.body.bytes = target.vector_bytes
+        self.body.outputs = frozenset(kernel.writes)
+        steps = shape.points / self.n
+        work = cycles(roots) * steps * 0.4
+        moved = max(kernel.model_bytes, 1)
+        self.ns = max(moved / 10, work)
+        self.root = Block()
+        self.thread = self.root  # the block of one thread's work: row buffers stand at its top
+        self.accs: dict[int, tuple[str, bool]] = {}  # fold -> accumulator array of the tile, whether compensated
+
+    def lane_variable(self) -> tuple[Expr | None, bool]:
+        """The variable along the lanes, and whether it is a column (a kept dimension of a reduction)."""
+        shape, n = self.shape, self.target.vector_bytes // 4
+        candidates = [v for v in shape.dims + shape.rdims]
+        if shape.scan:
+            loop = shape.scan.loop
+            if loop.kind != "sum":
+                return None, False
+            candidates = [v for v in loop.vars if v is not loop.vars[loop.axis]]
+        if any(f.kind in F.INDEXED for f in shape.folds):
+            candidates = [v for v in candidates if v not in shape.rdims[:-1]]
+        if shape.empty_reduction:
+            return None, False
+        scored = [(lane_score(shape, v, n), k) for k, v in enumerate(candidates)]
+        score, k = max(scored, default=(0.0, 0))
+        if score <= 0:
+            return None, False
+        return candidates[k], candidates[k] in shape.dims
+
+    def prologue(self) -> list[str]:
+        return [f"constexpr int N = {self.n};"] if self.v is not None else []
+
+    def serial(self) -> bool:
+        return self.ns < SERIAL_NS
+
+    def limit(self) -> str:
+        return f"at_most(threads, {max(2, int(self.ns // PART_NS))})" if self.ns < 64 * PART_NS else "threads"
+
+    def loop(self, block: Block, v: Expr, low: str = "0", high: str = "") -> tuple[Block, str]:
+        """A scalar loop: its block, and the header to close it with."""
+        inner = Block(block, frozenset((v,)), lane=block.lane)
+        return inner, f"for (i64 {v.name} = {low}; {v.name} < {high or v.args[1]}; {v.name}++) {{"
+
+    def loops(self, block: Block, variables: Sequence[Expr]) -> tuple[Block, Opened]:
+        opened: Opened = []
+        for v in variables:
+            block, header = self.loop(block, v)
+            opened.append((block, header, "}"))
+        return block, opened
+
+    def vector_loop(self, block: Block, low: str, high: str, even: bool, unroll: int = 1) -> tuple[Block, str, str]:
+        """The loop along the lanes from `low` to `high`; `even` when no tail is left."""
+        assert self.v is not None
+        v = self.v
+        if even and unroll == 1:
+            inner = Block(block, frozenset((v,)))
+            return inner, f"for (i64 {v.name} = {low}; {v.name} < {high}; {v.name} += N) {{", "}"
+        inner = Block(block, frozenset((v,)), live="" if even else "n")
+        return inner, f"each<N, {unroll}>({low}, {high}, [&](i64 {v.name}, auto n, int u) INLINE {{", "});"
+
+    def over(self, variables: Sequence[Expr], serial: bool) -> tuple[Block, Opened]:
+        """Loops over `variables`, on threads unless `serial`: the innermost block and what closes it."""
+        opened: Opened = []
+        block = self.root
+        if serial or not variables:
+            for v in variables:
+                block, header = self.loop(block, v)
+                opened.append((block, header, "}"))
+            return block, opened
+        group: list[Expr] = []
+        for v in variables:
+            group.append(v)
+            if math.prod(u.args[1] for u in group) >= 64:
+                break
+        count = math.prod(u.args[1] for u in group)
+        block = Block(self.root)
+        opened.append((block, f"parallel({self.limit()}, {count}, [&](int, i64 begin, i64 end) {{", "});"))
+        self.thread = block
+        inner = Block(block, frozenset(group))
+        if len(group) == 1:
+            name = group[0].name
+            opened.append((inner, f"for (i64 {name} = begin; {name} < end; {name}++) {{", "}"))
+        else:
+            opened.append((inner, "for (i64 row = begin; row < end; row++) {", "}"))
+            step = count
+            for v in group:
+                step //= v.args[1]
+                text = f"row / {step}" if step > 1 else "row"
+                inner.line(f"const i64 {v.name} = {f'{text} % {v.args[1]}' if v is not group[0] else text};")
+        block = inner
+        for v in variables[len(group) :]:
+            block, header = self.loop(block, v)
+            opened.append((block, header, "}"))
+        return block, opened
+
+    @staticmethod
+    def finish(opened: Opened) -> None:
+        for block, header, footer in reversed(opened):
+            block.close(header, footer)
+
+    def stores(self, block: Block, stores: Sequence[Store]) -> None:
+        """Values first, then all stores: an output may lie where an input of the same element dies."""
+        for s in stores:
+            self.body.origin = s.origin
+            self.body.need(s.value, block)
+        for s in stores:
+            self.body.origin = s.origin
+            self.body.store(s.name, s.dtype, s.at, s.value, block)
+
+    def register(self, block: Block, fold: Fold, r: Result, text: str) -> None:
+        """Binds the result of a fold to a scalar that later passes read, and stores it."""
+        name = self.body.fresh("red")
+        have = "i64" if text == "(i64)0" or text.endswith(".at") else F.ctype(fold.body.dtype)
+        block.line(f"const {F.ctype(r.dtype)} {name} = {F.stored(text, have, r.dtype)};", fold.kind)
+        block.values[r.read] = name
+
+    def row_stores(self, block: Block) -> None:
+        """Results of folds and values of a row go to memory."""
+        for fold in self.shape.folds:
+            for r in fold.results:
+                if r.stored:
+                    self.body.store(r.name, r.dtype, r.at, r.read, block)
+        self.stores(block, [s for s in self.shape.stores if not s.full])
+
+    def last_pass(self) -> int:
+        full = [s.level for s in self.shape.stores if s.full]
+        return max([f.level for f in self.shape.folds] + full, default=0)
+
+    def work(self, p: int) -> tuple[list[Fold], list[Store]]:
+        last = self.last_pass()
+        return (
+            [f for f in self.shape.folds if f.level == p],
+            [s for s in self.shape.stores if s.full] if p == last else [],
+        )
+
+    def passes(self) -> int:
+        return self.last_pass() + 1
