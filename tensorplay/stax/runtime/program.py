@@ -7,6 +7,9 @@ Always: every level can run on the same inputs (`run`), so a difference can be t
 
 from __future__ import annotations
 
+import linecache
+import re
+import traceback
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -57,6 +60,7 @@ class Program:
         self.host: str = made.text
         self.arena: Arena = made.arena
         self.call: Callable[..., Any] = made.call
+        self.trusted: Callable[..., Any] = made.trusted
 
     def __call__(self, *inputs: torch.Tensor) -> Any:
         return self.call(*inputs)
@@ -100,11 +104,34 @@ def retry(graph: fx.GraphModule | None, source: Source) -> Callable[[CheckFailed
             message, origin = check.message, check.origin
         if graph is None:
             raise RuntimeError(message)
-        result = graph(*inputs)
+        result = on_torch(graph, inputs)
         record.emit("retry", origin, reason=message)
         return result
 
     return eager
+
+
+def on_torch(graph: fx.GraphModule, inputs: Sequence[torch.Tensor]) -> Any:
+    """Eager's own answer, or eager's own exception with a note that names the user's line."""
+    assert graph.code  # reading it makes a lazy module write its forward
+    try:
+        return graph.forward(*inputs)  # calling the module would print to stderr and drop the traceback
+    except Exception as error:
+        line = raised_at(graph, error)
+        if line:
+            error.add_note(f"raised by the operation at {line}, in a function compiled by TensorPlay")
+        raise
+
+
+def raised_at(graph: fx.GraphModule, error: Exception) -> str:
+    """The user's line of the node whose generated statement raised; '' where it is not known."""
+    code = type(graph).forward.__code__
+    lines = {n.name: n.meta.get("line", "") for n in graph.graph.nodes}
+    for frame, number in traceback.walk_tb(error.__traceback__):
+        if frame.f_code is code:
+            name = re.match(r"\w+", linecache.getline(code.co_filename, number).strip())
+            return lines.get(name[0], "") if name else ""
+    return ""
 
 
 def structure(graph: fx.GraphModule | None, loops: Loops) -> str | Callable[[list[Any]], Any]:
