@@ -150,7 +150,7 @@ class Trial:
             else:
                 same = compare(got[1], want[1], values) and torch.equal(now, state)
             if not same or not compare(got_in, want_in, values):
-                outcome, detail = "wrong", repr((want[:3], got[:3]))[:400]
+                outcome, detail = "wrong", f"eager {want!r:.300} compiled {got!r:.300}"
                 break
         about = tp.explain(self.compiled)
         warned = {str(w.message) for w in self.caught if issubclass(w.category, FallbackWarning)}

@@ -20,6 +20,13 @@ CASES: dict[str, tuple[torch.Tensor, Callable[[torch.Tensor], object]]] = {
     "min of bool, columns": (BOOLS, lambda x: x.min(0)),
     # a bool kept from an earlier pass and read as a single element
     "any of a reduction as condition": (FLOATS, lambda x: torch.quantile(x, 0.5, dim=0, keepdim=True)),
+    # an arena of no bytes whose only buffer is empty
+    "library call on nothing": (torch.ones(0, 3, 0), lambda x: torch.linalg.pinv(x @ x.mT)),
+    # lcm divides without a signal; integer powers wrap
+    "gcd, lcm, powers": (torch.tensor([0, 1, -6, 2**62, -(2**63)]), lambda x: (x.gcd(x.flip(0)), x.lcm(torch.tensor(4)), x ** torch.tensor([3, -1, 70, 2, 1]))),
+    "ranges": (torch.tensor(7), lambda x: (torch.linspace(0, x, 5, dtype=torch.int64), torch.linspace(-1, 1, 33, dtype=torch.bfloat16))),
+    "gather of one element": (torch.tensor(7.5), lambda x: x.gather(0, torch.tensor([0, 0]))),
+    "block_diag": (torch.ones(2, 3), lambda x: torch.block_diag(x, x[0], torch.tensor(3))),
     "relu of -0": (torch.tensor([-0.0, 0.0, 1.0, -1.0]), torch.relu),
 }
 

@@ -85,6 +85,9 @@ _ROWS = (
     ("bitwise_not", "same", "ib",  torch.bitwise_not,     "~{0}",                  "~{0}"),
     ("lshift",      "same", "i",   torch.bitwise_left_shift,  "lshift({0}, {1})",  "{0} << {1}"),
     ("rshift",      "same", "i",   torch.bitwise_right_shift, "rshift({0}, {1})",  "{0} >> {1}"),
+    ("int_pow",     "same", "i",   torch.pow,             "int_pow({0}, {1})",     None),  # to a negative power: 0, or 1 and -1
+    ("gcd",         "same", "i",   torch.gcd,             "gcd({0}, {1})",         None),
+    ("lcm",         "same", "i",   torch.lcm,             "lcm({0}, {1})",         None),
     ("where",       "same", "fib", _where,                "where({0}, {1}, {2})",  "tl.where({0}, {1}, {2})"),
     ("isnan",       "bool", "f",   torch.isnan,           "{0} != {0}",            "{0} != {0}"),
     ("isinf",       "bool", "f",   torch.isinf,           "isinf({0})",            "tl.abs({0}) == float('inf')"),

@@ -11,7 +11,7 @@ import torch
 
 from ..expr import affine, value
 from . import scalar as s
-from .lowered import Lowered, compute, point
+from .lowered import Lowered, compute, point, to
 from .row import Refuse, declare
 from .scalar import Scalar, where
 
@@ -78,19 +78,29 @@ def _arange(cx: Any, *args: Any, step: Any = 1, **_: Any) -> Lowered:
     return Lowered(cx.spec.size, dtype, value(affine(int(start), ((i, int(step)),)), dtype))
 
 
-@declare("creation", aten.linspace.default)
+@declare("creation", aten.linspace.default, aten.linspace.Tensor_Tensor, aten.linspace.Tensor_Scalar, aten.linspace.Scalar_Tensor)
 def _linspace(cx: Any, start: Any, end: Any, steps: int, **_: Any) -> Lowered:
+    """From both ends to the middle, with a step in the dtype of the result (float64 for integers), rounded as eager does."""
     dtype = cx.spec.dtype
-    if dtype != compute(dtype) or not dtype.is_floating_point:
-        raise Refuse(f"linspace of {dtype}")
-    if steps == 1:
-        return filled(cx, float(start))
+    wide = compute(dtype) if dtype.is_floating_point else torch.float64
+
+    def rounded(x: Scalar) -> Scalar:
+        return x.to(dtype).to(wide) if dtype.is_floating_point else x
+
+    def bound(x: Any) -> Scalar:
+        if isinstance(x, Lowered):
+            return Scalar(to(x, dtype).body).to(wide)
+        return rounded(s.scalar(float(x if dtype.is_floating_point else int(x)), wide))
+
+    first, last = bound(start), bound(end)
+    if steps < 2:
+        return Lowered(cx.spec.size, dtype, first.to(compute(dtype)).expr)
     (i,) = point(cx.spec.size)
-    at = Scalar(value(i, dtype))
-    step = torch.tensor(float(end), dtype=dtype).sub(float(start)).div(steps - 1).item()
-    half = Scalar(value(i)) < steps // 2
-    body = where(half, float(start) + at * step, float(end) - (float(steps - 1) - at) * step)
-    return Lowered(cx.spec.size, dtype, body.expr)
+    at = Scalar(value(i, wide))
+    step = rounded(rounded(last - first) / float(steps - 1))
+    near, far = first + rounded(step * at), last - rounded(step * (float(steps - 1) - at))
+    body = rounded(where(Scalar(value(i)) < steps // 2, near, far))
+    return Lowered(cx.spec.size, dtype, body.to(compute(dtype)).expr)
 
 
 @declare("creation", aten.eye.default, aten.eye.m)

@@ -15,6 +15,7 @@ from . import scalar as s
 from .lowered import Lowered, axes, broadcast, compute, contiguous, numel, point, reindex
 from .row import Refuse, declare
 from .scalar import Scalar, where
+from .views import reshaped
 
 aten = torch.ops.aten
 
@@ -64,12 +65,11 @@ def _index_select(cx: Any, x: Lowered, dim: int, index: Lowered) -> Lowered:
 @declare("index", aten.gather.default)
 def _gather(cx: Any, x: Lowered, dim: int, index: Lowered, *, sparse_grad: bool = False) -> Lowered:
     size = cx.spec.size
-    if not x.size or not index.size:
-        raise Refuse("gather of a 0-d tensor")
     if not numel(size):
         return Lowered(size, x.dtype, s.literal(0, x.body.dtype))
+    x = reshaped(cx, x, x.size or (1,))
     dim %= len(x.size)
-    out = [integer(0) if n == 1 else e for e, n in zip(point(size), x.size, strict=True)]
+    out = [integer(0) if n == 1 else e for e, n in zip(point(size or (1,)), x.size, strict=True)]
     out[dim] = checked(index, x.size[dim])
     return read_at(cx, x, size, out)
 

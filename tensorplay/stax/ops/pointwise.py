@@ -123,8 +123,11 @@ _POWERS = {
 
 
 def _integer_pow(x, y):
-    if isinstance(y, Scalar) or not isinstance(y, int) or not 0 <= y <= 64 or x.dtype == torch.bool:
+    kind = x if isinstance(x, Scalar) else y
+    if kind.dtype == torch.bool or (not isinstance(y, Scalar) and (not isinstance(y, int) or y < 0)):
         raise Refuse("integer power")
+    if isinstance(y, Scalar) or y > 64:
+        return s.int_pow(x, y)
     out = s.scalar(1, x.dtype)
     square, bits = x, y
     while bits:
@@ -214,6 +217,8 @@ define(aten.fmin, lambda x, y: s.fmin(x, y) if x.floating else s.minimum(x, y))
 define(aten.hypot, lambda x, y: s.hypot(x, y), FLOAT)
 define(aten.atan2, lambda x, y: s.atan2(x, y), FLOAT)
 define(aten.copysign, lambda x, y: s.copysign(x, y), FLOAT)
+define(aten.gcd.default, lambda x, y: s.gcd(x, y))
+define(aten.lcm.default, lambda x, y: s.lcm(x, y))
 
 
 def _lerp(a, b, w):
@@ -280,6 +285,8 @@ def _where(cx: Any, condition: Lowered, x: Any, y: Any) -> Lowered:
 def _masked_fill(cx: Any, x: Lowered, mask: Lowered, value: Any) -> Lowered:
     if isinstance(value, Lowered):
         value = Scalar(cx.expanded(to(value, x.dtype), cx.spec.size).body)
+    elif x.dtype == torch.bool:
+        value = bool(value)
     test = truth(Scalar(cx.expanded(mask, cx.spec.size).body))
     return apply(cx, lambda a: where(test, value, a), (x,))
 
@@ -341,6 +348,7 @@ for _name in (
 ):  # fmt: skip
     define(getattr(aten, _name), (lambda f: lambda x: f(x))(s.function(_name)), FLOAT)
 
+define(aten.angle, lambda x: where(s.isnan(x), x, where(x < 0, s.scalar(math.pi, x.dtype), 0)), FLOAT)
 define(aten.deg2rad, lambda x: x * (math.pi / 180), FLOAT)
 define(aten.rad2deg, lambda x: x * (180 / math.pi), FLOAT)
 define(aten.sinc, lambda x: where(s.eq(x, 0), 1, s.sin(x * math.pi) / (x * math.pi)), FLOAT)

@@ -68,7 +68,7 @@ class Arena:
         pointers = launch.array(self.slots)
         for slot, pointer in self.constants:
             pointers[slot] = pointer
-        if not self.bytes:
+        if not (self.bytes or self.views):
             return Lease(None, pointers, ())
         with torch.inference_mode(False), torch.no_grad():
             block = torch.empty(self.bytes, dtype=torch.uint8, device="cpu")
