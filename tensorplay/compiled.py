@@ -19,18 +19,21 @@ from typing import Any, cast
 
 import torch
 from torch import nn
+from torch.autograd import forward_ad as _forward_ad
 
 from . import config, registry
 from .errors import GraphCaptureError, RecompileLimitError, StrictNativeError, VerificationError
 from .fallback import Fallback, Fallbacks, describe, line_of, split_line
+from .graph.choices import Choices
 from .key.aliasing import same_objects
 from .key.ambient import ambient, foreign_mode
 from .key.guards import Guard
 from .key.signature import signature
 from .key.version import Call, Version
 from .limits import advice
+from .native import Dispatch, build_later, native
 from .record import emit
-from .training import has_tape
+from .training import has_tape, trains
 
 MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 _C = torch._C
@@ -76,6 +79,7 @@ def compile(
     if recompile_limit is not None and recompile_limit < 1:
         raise ValueError("recompile_limit is at least 1")
     registry.lookup(backend)
+    Choices.of(options)  # a wrong choice is an error here, not at the first call
     settings = Settings(
         backend, strict_native, fullgraph, dynamic, mode, dict(options) if options else None, name, recompile_limit, verify
     )
@@ -124,8 +128,11 @@ class Miss:
         self.guards = tuple(g for failing in self.reasons for g in failing)
 
 
-class Compiled:
-    """A function with its compiled versions. Attributes are for `tp.explain` and `tp.testing`."""
+class Compiled(Dispatch):
+    """A function with its compiled versions. Attributes are for `tp.explain` and `tp.testing`.
+
+    A call tries the checks of the versions in C (the base), then `_call`, which compares the whole key.
+    """
 
     def __init__(self, fn: Callable[..., Any], settings: Settings) -> None:
         if isinstance(fn, (FunctionType, MethodType)):
@@ -145,8 +152,8 @@ class Compiled:
 
     # ---- the call ----------------------------------------------------------------------------------------------
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if _C._len_torch_dispatch_stack() or _C._len_torch_function_stack() or _C._functorch.maybe_current_level() or _C._get_tracing_state():
+    def _call(self, args: tuple, kwargs: dict[str, Any]) -> Any:
+        if _C._len_torch_dispatch_stack() or _C._len_torch_function_stack() or _C._functorch.maybe_current_level() or _C._get_tracing_state() or _forward_ad._current_level >= 0:
             mode = foreign_mode()
             if mode:
                 return self._beneath(mode, args, kwargs)
@@ -156,7 +163,8 @@ class Compiled:
             if version.sigma == sigma and version.ambient == now:
                 inputs = version.match(args, kwargs)
                 if inputs is not None and (version.distinct or version.aliases == same_objects(args, kwargs, sigma)):
-                    version.hits += 1
+                    self.level3 += 1
+                    version.served += 1
                     return self._run(version, inputs, args, kwargs)
         return self._miss(Call(sigma, same_objects(args, kwargs, sigma), now), args, kwargs)
 
@@ -189,6 +197,10 @@ class Compiled:
             return self.fn(*args, **kwargs)
         return self._eagerly(f"called under {mode}, which sees each operator", line_of(self.fn), StrictNativeError, args, kwargs)
 
+    def _keep(self, versions: tuple[Version, ...]) -> None:
+        self.versions = versions
+        self.checks = tuple(v.check for v in versions if v.check is not None)
+
     # ---- a miss ------------------------------------------------------------------------------------------------
 
     def _miss(self, call: Call, args: tuple, kwargs: dict[str, Any]) -> Any:
@@ -197,7 +209,7 @@ class Compiled:
         with self._lock:
             found = self._find(call, args, kwargs)  # another thread may have built it meanwhile
             if found is None:
-                self.versions = tuple(v for v in self.versions if v.alive)
+                self._keep(tuple(v for v in self.versions if v.alive))
                 try:
                     found = self._build(call, args, kwargs)
                 except _Raised as raised:
@@ -218,12 +230,14 @@ class Compiled:
         self._explain(call, args, kwargs)
         from .replay import replay_of
 
+        build_later()
+        answers = None if native is None else native.probed()
         start = time.perf_counter()
         captured = self._capture(args, kwargs)
         if isinstance(captured, Fallback):
             version: Version = Version(call, None, args, kwargs)
             version.fallback = captured
-            self.versions = (*self.versions, version)
+            self._keep((*self.versions, version))
             return version, ()
         seconds = {"capture": time.perf_counter() - start}
         version = Version(call, captured, args, kwargs, replay_of(captured))
@@ -233,9 +247,13 @@ class Compiled:
             self._fallbacks.take(self._unsettled(version, call, args, kwargs), line_of(self.fn), StrictNativeError).count += 1
             return None
         version.program, version.fallback = self._program(version, captured)
+        if version.rewritten is not None:
+            seconds["passes"] = version.rewritten.seconds
         version.seconds = seconds | dict(getattr(version.program, "seconds", {}))
         self.compilations += 1
-        self.versions = (*self.versions, version)
+        if not self.settings.verify:
+            version.prepare(args, answers)
+        self._keep((*self.versions, version))
         emit("compile", self.name, version=version)
         return version, inputs
 
@@ -280,7 +298,8 @@ class Compiled:
             return captured.graph.forward, self._fallbacks.take(reason, line, StrictNativeError)
         state = torch.get_rng_state()
         try:
-            program: Any = self._backend(captured.graph, list(captured.samples), **(self.settings.options or {}))
+            graph = self._front(version, captured)
+            program: Any = self._backend(graph, list(captured.samples), **(self.settings.options or {}))
         except Exception as error:
             name = getattr(self._backend, "__name__", type(self._backend).__name__)
             where, reason = split_line(describe(error))
@@ -295,6 +314,14 @@ class Compiled:
                     where = next((lines[o] for o in call.origins if lines.get(o)), line)
                     self._fallbacks.take(f"{call.target}: {call.reason}", where, StrictNativeError)
         return program, None
+
+    def _front(self, version: Version, captured: Any) -> Any:
+        """The graph that the back end gets: rewritten by the front-end passes (section 4)."""
+        from .graph.passes import run_passes
+
+        version.choices = Choices.of(self.settings.options, trains(captured.graph, captured.samples))
+        version.rewritten = run_passes(captured.graph, choices=version.choices)
+        return version.rewritten.graph
 
     def _refusal(self, version: Version, captured: Any) -> str:
         """Why this version must run on torch although its graph is known; '' where nothing speaks against compiling."""
@@ -346,7 +373,8 @@ class Compiled:
     def counters(self) -> dict[str, int]:
         """Calls by how they were served."""
         return {
-            "hits": sum(v.hits for v in self.versions), "misses": self.counts["misses"],
+            "hits": sum(v.hits for v in self.versions), "level1": self.level1, "level2": self.level2, "level3": self.level3,
+            "misses": self.counts["misses"],
             "eager calls": sum(f.count for f in self.fallbacks), "versions": len(self.live_versions()),
             "compilations": self.compilations,
         }  # fmt: skip

@@ -32,6 +32,7 @@ SETTINGS = {
         Setting("dump", "TP_DUMP", "", False, "folder that receives every level of every compilation"),
         Setting("cpu_isa", "TP_CPU_ISA", "", True, "vector tier: avx512, avx2 or portable; empty: the widest here"),
         Setting("cxx", "CXX", "", True, "C++ compiler; empty: the first of g++, c++, clang++, ziglang that is there"),
+        Setting("native", "TP_NATIVE", "1", False, "0: calls go through Python, without the C extension"),
         Setting("version_limit", "TP_VERSION_LIMIT", "8", False, "live versions of one compiled function"),
         Setting("compile_limit", "TP_COMPILE_LIMIT", "256", False, "compilations of one compiled function"),
     )

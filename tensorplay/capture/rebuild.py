@@ -69,6 +69,17 @@ class Rebuild:
     order: tuple[int, ...]
     root: int
 
+    def plain(self) -> Any:
+        """The number of the output that the result is, the numbers where it is a tuple of outputs, else this recipe."""
+        root = self.steps[self.root]
+        if type(root) is Out:
+            return root.k
+        if type(root) is Make and root.cls is tuple and not root.attributes:
+            items = [self.steps[k] for k in root.items]
+            if all(type(item) is Out for item in items):
+                return tuple(item.k for item in items)
+        return self
+
     def __call__(self, outputs: Sequence[Any], args: tuple, kwargs: dict) -> Any:
         made: list[Any] = [None] * len(self.steps)
         later = []

@@ -7,10 +7,14 @@ function are no key: `foreign_mode` names them, and such a call runs the functio
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
+from torch.autograd import forward_ad as _forward_ad
 from torch.nn.modules import module as _module
+
+from ..native import native
 
 _C = torch._C
 
@@ -68,6 +72,40 @@ def ambient() -> tuple:
     """The current values, in the order of AMBIENT."""
     return tuple([read() for read in _READERS])
 
+# What the extension asks instead: callables, (dictionary, key) pairs, dictionaries (whether they hold anything), each
+# with the only answer for which the probes decide the whole ambient state, or ANY.
+ANY = object()
+PROBES: tuple[tuple[Any, Any], ...] = (
+    (torch.is_grad_enabled, ANY),
+    (torch.is_inference_mode_enabled, ANY),
+    (torch.get_default_dtype, ANY),
+    (_C._get_deterministic_algorithms, ANY),
+    (_C._get_float32_matmul_precision, ANY),
+    (_C._get_flash_sdp_enabled, ANY),
+    (_C._get_mem_efficient_sdp_enabled, ANY),
+    (_C._get_math_sdp_enabled, ANY),
+    (_C._get_cudnn_sdp_enabled, ANY),
+    (torch.is_anomaly_enabled, ANY),
+    (_C._is_any_autocast_enabled, False),
+    (_C._len_torch_function_stack, 0),
+    (_C._len_torch_dispatch_stack, 0),
+    (_C._functorch.maybe_current_level, None),
+    (_C._get_tracing_state, None),
+    ((vars(_forward_ad), "_current_level"), -1),
+    (functools.partial(_C._autograd._top_saved_tensors_default_hooks, False), None),
+    (_module._global_forward_pre_hooks, False),
+    (_module._global_forward_hooks, False),
+)
+
+
+if native is not None:
+    native.watch(tuple(probe for probe, _ in PROBES))
+
+
+def decided(answers: tuple) -> bool:
+    """Whether the answers of the probes say everything about the ambient state: nothing unusual is on."""
+    return all(want is ANY or answer == want for answer, (_, want) in zip(answers, PROBES, strict=True))
+
 
 def _function_modes() -> list[Any]:
     return [_C._get_function_stack_at(k) for k in range(_C._len_torch_function_stack())]
@@ -85,6 +123,8 @@ def foreign_mode() -> str:
         return "torch.func transform"
     if _C._get_tracing_state() is not None:
         return "torch.jit.trace"
+    if _forward_ad._current_level >= 0:
+        return "forward-mode AD"
     return ""
 
 

@@ -1,7 +1,8 @@
 """The check of one version as straight-line Python: reads every source once, compares, returns the inputs.
 
 In: the parts of a version's key.  Out: a function `match(args, kwargs)` that returns the tensors for the
-placeholders where the call belongs to the version, else None, and its text.
+placeholders where the call belongs to the version, else None, and its text; the same as a table of steps, which the
+extension runs for calls without keywords (`steps`, None where a part has no step).
 Always: it says what `Version.failing` says, part by part; a value that can no longer be read is a difference.
 Shared prefixes of sources (`model.layers[0]`) are read once; the type and hooks of every module on the way are
 compared, which also keeps the way of reading valid.
@@ -9,6 +10,7 @@ compared, which also keeps the way of reading valid.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,9 +18,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from .signature import Entry, _keys, entry, plain, tensor_entry
-from .sources import Argument, Attribute, Cell, Item, Keyword, Method, Root, Size, Source, TypeOf
+from .signature import Entry, _keys, entry, opaque, plain, tensor_entry
+from .sources import Argument, Attribute, Cell, Defined, Item, Keys, Keyword, Method, Names, Root, Size, Source, TypeOf
 
+_TABLES = ("_parameters", "_buffers", "_modules")
 _CONTAINERS = (nn.ModuleList, nn.Sequential)
 
 
@@ -27,6 +30,10 @@ def module_entry(m: nn.Module) -> Entry:
     hooks = (*m._forward_pre_hooks.values(), *m._forward_hooks.values())
     own = m.__dict__.get("forward")
     return ("module", type(m), *map(entry, hooks), *(() if own is None else (entry(own),)))
+
+
+def _without_keywords(source: Source, args: tuple) -> Any:
+    return source.get(args, {})
 
 
 @dataclass
@@ -40,6 +47,8 @@ class Text:
     names: dict[Source, str] = field(default_factory=dict)
     values: dict[Source, Any] = field(default_factory=dict)
     owners: list[tuple[Source, nn.Module]] = field(default_factory=list)
+    steps: list[tuple[str, int, int, Any]] | None = field(default_factory=list)  # (step, result, operand, object)
+    slots: dict[str, int] = field(default_factory=dict)  # of the names in the text, and of what only the steps read
 
     def constant(self, value: Any) -> str:
         if value is None or value is True or value is False:
@@ -50,6 +59,25 @@ class Text:
 
     def check(self, failed: str) -> None:
         self.lines.append(f"if {failed}: return None")
+
+    def slot(self, name: str) -> int:
+        return self.slots.setdefault(name, len(self.slots))
+
+    def step(self, kind: str, result: str, operand: str, value: Any = None) -> None:
+        """Adds a step; '' stands for no result or operand."""
+        if self.steps is not None:
+            self.steps.append((kind, self.slot(result) if result else -1, self.slot(operand) if operand else -1, value))
+
+    def identical(self, a: str, b: str) -> None:
+        """Compares two variables by identity."""
+        self.check(f"{a} is not {b}")
+        self.step("identical", a, b)
+
+    def outcome(self, name: str, of: Callable[[tuple], Any], inputs: str, expected: Any) -> None:
+        """Compares what a function of the inputs returns."""
+        self.env[name] = of
+        self.check(f"{name}(({inputs})) != {self.constant(expected)}")
+        self.step("outcome", "", "", (of, expected))
 
     def read(self, source: Source) -> str:
         """The variable that holds the value of `source`."""
@@ -81,6 +109,7 @@ class Text:
         name = f"v{len(self.names)}"
         self.lines.append(f"{name} = {self._expression(source, base, value)}  # {str(source).splitlines()[0]}")
         self.names[source], self.values[source] = name, value
+        self._step(source, base, name, value)
         if isinstance(value, nn.Module):
             self._module(source, name, value)
 
@@ -98,8 +127,9 @@ class Text:
             case Attribute(owner, name):
                 own = self.names[owner]
                 if isinstance(base, nn.Module) and name not in base.__dict__ and not hasattr(type(base), name):
-                    for table in ("_parameters", "_buffers", "_modules"):
+                    for table in _TABLES:
                         if name in base.__dict__[table]:
+                            self.check(f"{name!r} in {own}.__dict__")
                             return f"{own}.{table}[{name!r}]"
                 return f"{own}.{name}" if name.isidentifier() else f"getattr({own}, {name!r})"
             case Item(owner, key):
@@ -113,11 +143,62 @@ class Text:
                 return f"type({self.names[owner]})"
             case Method(owner, name):
                 return f"{self.names[owner]}.{name}()"
+            case Keys(owner):
+                return f"(*{self.names[owner]},)"
+            case Names(owner):
+                own = self.names[owner]
+                return f"(*{own}.__dict__, *{own}._parameters, *{own}._buffers, *{own}._modules)"
+            case Defined(owner, name):
+                return f"{name!r} in {self.names[owner]}"
         return f"{self.constant(source)}.get(args, kwargs)"
+
+    def _step(self, source: Source, base: Any, name: str, value: Any) -> None:
+        """The step that does what `_expression` says."""
+        own = self.names.get(getattr(source, "owner", source), "")
+        match source:
+            case Argument(position):
+                self.step("argument", name, "", position)
+            case Root():
+                self.step("constant", name, "", value)
+            case Keyword():
+                self.steps = None
+            case Cell(Root(function), variable):
+                self.step("cell", name, "", function.__closure__[function.__code__.co_freevars.index(variable)])
+            case Attribute(_, attribute):
+                if isinstance(base, nn.Module) and attribute not in base.__dict__ and not hasattr(type(base), attribute):
+                    for table in _TABLES:
+                        if attribute in base.__dict__[table]:
+                            self.step("absent", "", f"{own}.__dict__", attribute)
+                            return self.step("item", name, self._table(own, table), attribute)
+                self.step("attribute", name, own, attribute)
+            case Item(_, key):
+                if type(base) in _CONTAINERS and type(key) is int and key >= 0:
+                    return self.step("item", name, self._table(own, "_modules"), str(key))
+                self.step("item", name, own, key)
+            case Size():
+                self.step("size", name, own)
+            case TypeOf():
+                self.step("type", name, own)
+            case Method(_, method):
+                self.step("method", name, own, method)
+            case _:
+                self.step("get", name, "", functools.partial(_without_keywords, source))
+
+    def _table(self, own: str, table: str) -> str:
+        """The variable for a module's dictionary of parameters, buffers or modules."""
+        name = f"{own}.{table}"
+        if name not in self.slots:
+            self.step("item", name, f"{own}.__dict__", table)
+        return name
 
     def _module(self, source: Source, name: str, m: nn.Module) -> None:
         self.owners.append((source, m))
         expected = module_entry(m)
+        self.step("dict", f"{name}.__dict__", name)
+        if len(expected) == 2:
+            self.step("module", f"{name}.__dict__", name, type(m))
+        else:
+            self.step("equal", "", name, (module_entry, expected))
         if len(expected) == 2:
             self.check(
                 f"type({name}) is not {self.constant(type(m))} or {name}._forward_hooks or {name}._forward_pre_hooks"
@@ -130,15 +211,26 @@ class Text:
         """Compares the entry of a variable with an expected one, by the shortest way that decides it."""
         if value is None or value is True or value is False:
             self.check(f"{name} is not {value}")
+            self.step("is", "", name, value)
+        elif type(value) is tuple and all(type(v) is str for v in value):
+            self.check(f"{name} != {self.constant(value)}")
+            self.step("same", "", name, value)
         elif plain(value):
+            self.step("same", "", name, value)
             self.check(f"{name} is not {self.constant(value)} and entry({name}) != {self.constant(expected)}")
-        elif expected[0] == "object" and len(expected) == 3:
+        elif expected[0] == "object" and len(expected) == 3 and opaque(value):
             self.check(f"{self.constant(expected[2].held)}() is not {name}")
+            self.step("held", "", name, expected[2].held)
         else:
             self.check(f"entry({name}) != {self.constant(expected)}")
+            self.step("equal", "", name, (entry, expected))
 
-    def tensor(self, name: str, e: Entry) -> None:
+    def tensor(self, name: str, e: Entry, fingerprint: bytes | None) -> None:
         """Compares a tensor's metadata; on a CPU the dispatch keys already name the device."""
+        if fingerprint is None:
+            self.step("equal", "", name, (tensor_entry, e))
+        else:
+            self.step("tensor", "", name, fingerprint)
         if isinstance(e[6], torch.layout):
             return self.check(f"tensor_entry({name}) != {self.constant(e)}")
         device = "" if e[4].type == "cpu" else f" or {name}.device != {self.constant(e[4])}"

@@ -14,12 +14,18 @@ never hits; an entry never keeps a tensor or an argument object alive.
 
 from __future__ import annotations
 
+import array
 import collections
+import datetime
+import decimal
 import enum
+import fractions
 import functools
+import pathlib
 import struct
 import sys
 import types
+import uuid
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -27,6 +33,10 @@ from typing import Any
 import torch
 
 Entry = tuple
+# immutable values of the standard library, which compare by value; their text tells 1.0 from 1.00
+_VALUES = (
+    fractions.Fraction, decimal.Decimal, datetime.date, datetime.time, datetime.timedelta, uuid.UUID, pathlib.PurePath
+)  # fmt: skip
 _keys = torch._C._dispatch_keys
 
 
@@ -125,7 +135,7 @@ def _entry(x: Any, seen: dict[int, int]) -> Entry:
     seen[id(x)] = len(seen)
     if isinstance(x, (tuple, list, collections.deque)):
         return ("items", kind, *[_entry(v, seen) for v in x], *_attributes(x, seen))
-    if isinstance(x, dict):
+    if isinstance(x, (dict, types.MappingProxyType)):
         pairs = [(_entry(k, seen), _entry(v, seen)) for k, v in x.items()]
         return ("dict", kind, *pairs, *_attributes(x, seen))
     if isinstance(x, (set, frozenset)):
@@ -134,6 +144,10 @@ def _entry(x: Any, seen: dict[int, int]) -> Entry:
         return _identity_entry(x)
     if isinstance(x, (bytearray, memoryview)):
         return "value", kind, bytes(x)
+    if isinstance(x, array.array):
+        return "value", kind, x.typecode, x.tobytes()
+    if isinstance(x, _VALUES):
+        return "value", kind, x, repr(x)
     if isinstance(x, int):
         return "value", kind, int.__index__(x)
     if isinstance(x, (str, bytes)):
@@ -141,6 +155,8 @@ def _entry(x: Any, seen: dict[int, int]) -> Entry:
     if isinstance(x, float):
         return "value", kind, _float_entry(float(x))[2]
     if kind.__module__ == "numpy" and hasattr(x, "tobytes"):
+        if x.dtype.hasobject:
+            return ("items", kind, x.shape, *[_entry(v, seen) for v in x.ravel()])
         return "value", kind, str(x.dtype), x.shape, x.tobytes()
     if isinstance(x, types.MethodType):
         return "object", kind, Identity(x.__func__), Identity(x.__self__)
@@ -148,7 +164,7 @@ def _entry(x: Any, seen: dict[int, int]) -> Entry:
 
 
 def _attributes(x: Any, seen: dict[int, int]) -> list[Entry]:
-    """The attributes of an object of the program; objects of torch, numpy and the standard library are opaque."""
+    """The attributes of an object of the program, or of a plain Python class of a library."""
     cls: Any = type(x)
     slots = _slots(cls)
     if slots is None:
@@ -159,19 +175,41 @@ def _attributes(x: Any, seen: dict[int, int]) -> list[Entry]:
 
 
 @functools.lru_cache(maxsize=4096)
+def followed(cls: type) -> bool:
+    """Whether the attributes of an object of this class are read: those of the program's own classes, and those of
+    Python classes of libraries that hold values, not machinery such as locks and loggers."""
+    parts = cls.__module__.split(".")
+    if parts[0] not in _LIBRARIES:
+        return True
+    if parts[0] in _MACHINERY or any(part.startswith("_") for part in parts if part != "__main__"):
+        return cls.__module__ == "collections" or cls.__module__ == "_collections_abc"
+    return parts[0] not in ("numpy", "builtins")
+
+
+@functools.lru_cache(maxsize=4096)
 def _slots(cls: type) -> tuple[str, ...] | None:
-    """The slots of a class of the program; None for library classes, whose attributes are not read."""
-    if cls.__module__.partition(".")[0] in _LIBRARIES:
+    """The slots of a class whose objects are read; None for others."""
+    if not followed(cls):
         return None
     return tuple(
         name
         for base in cls.__mro__
         for name, member in base.__dict__.items()
-        if isinstance(member, types.MemberDescriptorType)
+        if isinstance(member, types.MemberDescriptorType) and base.__flags__ & (1 << 9)
     )
 
 
+_MACHINERY = frozenset(
+    ("tensorplay", "logging", "threading", "asyncio", "multiprocessing", "importlib", "unittest", "concurrent", "socket",
+     "subprocess", "io", "typing", "abc", "ast", "inspect", "contextlib", "weakref", "warnings", "traceback", "queue",
+     "selectors", "tempfile", "re", "random", "zoneinfo", "zipfile", "tarfile", "email", "http", "urllib", "ssl")
+)  # fmt: skip
 _LIBRARIES = frozenset(("torch", "numpy", "tensorplay", "builtins", *sys.stdlib_module_names)) - {"__main__"}
+
+
+def opaque(x: Any) -> bool:
+    """Whether the entry of an object is its identity alone, whatever happens to its attributes."""
+    return type(x) in _ENTRIES or isinstance(x, (enum.Enum, type, torch.nn.Module)) or _slots(type(x)) is None
 
 
 def signature(args: tuple, kwargs: dict[str, Any]) -> Entry:

@@ -5,6 +5,7 @@ In: nothing.  Out: `Source`, which reads its value anew at every call and prints
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from typing import Any
 
@@ -139,3 +140,101 @@ class Method(Source):
 
     def __str__(self) -> str:
         return f"{self.owner}.{self.name}()"
+
+
+@dataclass(frozen=True)
+class Keys(Source):
+    """The keys of a dictionary in order."""
+
+    owner: Source
+
+    def get(self, args: tuple, kwargs: dict) -> Any:
+        return (*self.owner.get(args, kwargs),)
+
+    def __str__(self) -> str:
+        return f"keys of {self.owner}"
+
+
+@dataclass(frozen=True)
+class Result(Source):
+    """What a callable without arguments returns: the referent of a weak reference, a setting of torch."""
+
+    owner: Source
+
+    def get(self, args: tuple, kwargs: dict) -> Any:
+        return self.owner.get(args, kwargs)()
+
+    def __str__(self) -> str:
+        return f"{self.owner}()"
+
+
+@dataclass(frozen=True)
+class Variable(Source):
+    """The value of a context variable; None where it has none."""
+
+    owner: Source
+
+    def get(self, args: tuple, kwargs: dict) -> Any:
+        return self.owner.get(args, kwargs).get(None)
+
+    def __str__(self) -> str:
+        return f"{self.owner}.get()"
+
+
+@dataclass(frozen=True)
+class Defined(Source):
+    """Whether a dictionary of globals defines a name that the function took from the builtins."""
+
+    owner: Source
+    name: str
+
+    def get(self, args: tuple, kwargs: dict) -> Any:
+        return self.name in self.owner.get(args, kwargs)
+
+    def __str__(self) -> str:
+        return f"{self.name!r} in {self.owner}"
+
+
+@dataclass(frozen=True)
+class Filled(Source):
+    """Whether a functools.lru_cache still holds what it held: it has missed at least that often since it was cleared."""
+
+    owner: Source
+    misses: int
+
+    def get(self, args: tuple, kwargs: dict) -> Any:
+        return self.owner.get(args, kwargs).cache_info().misses >= self.misses
+
+    def __str__(self) -> str:
+        return f"{self.owner} was not cleared"
+
+
+@dataclass(frozen=True)
+class Environment(Source):
+    """A variable of the process's environment; None where it is not set."""
+
+    name: str
+
+    def get(self, args: tuple, kwargs: dict) -> Any:
+        return os.environ.get(self.name)
+
+    def __str__(self) -> str:
+        return f"os.environ[{self.name!r}]"
+
+
+@dataclass(frozen=True)
+class Names(Source):
+    """Every name that a module holds: attributes, parameters, buffers, submodules, in order."""
+
+    owner: Source
+
+    def get(self, args: tuple, kwargs: dict) -> Any:
+        return self.of(self.owner.get(args, kwargs))
+
+    @staticmethod
+    def of(module: Any) -> tuple:
+        held = module.__dict__
+        return (*held, *held["_parameters"], *held["_buffers"], *held["_modules"])
+
+    def __str__(self) -> str:
+        return f"names in {self.owner}"

@@ -22,7 +22,7 @@ from .aliasing import extents, overlaps, same_objects
 from .ambient import NAMES, ambient, decided
 from .guards import GATES, MISSING, Guard, differences, guards
 from .reading import Text, module_entry
-from .signature import Entry, Identity, entry, identities, plain, show, signature, tensor_entry
+from .signature import Entry, Identity, entry, identities, opaque, plain, show, signature, tensor_entry
 from .sources import Argument, Keyword, Method, Source, TypeOf
 
 if TYPE_CHECKING:
@@ -283,7 +283,7 @@ def _argument(x: Any, e: Entry) -> Any:
         return fingerprint(x)
     if plain(x):
         return False, x
-    if e[0] == "object" and len(e) == 3 and type(e[2].held) is weakref.ref:
+    if e[0] == "object" and len(e) == 3 and type(e[2].held) is weakref.ref and opaque(x):
         return True, e[2].held
     return None
 

@@ -1,6 +1,7 @@
 """The host code of a program: straight-line Python that allocates, launches, calls the library and returns.
 
-In: the plan, the artifact, the structure of the result.  Out: `Host`: a function of the graph's inputs, its source.
+In: the plan, the artifact, the structure of the result.  Out: `Host`: a function of the graph's inputs, which checks
+them first, the same without the check, and its source.
 Always: the function is generated once and is text that a person can read; library operators run below autograd and
 autocast, since the operator graph was recorded there; what the caller gets is made under the caller's own modes.
 """
@@ -26,6 +27,7 @@ from ..schedule.memory import OUT_VARIANTS
 from ..schedule.plan import Kernel, Plan
 from . import launch
 from .arena import Arena
+from .direct import direct
 from .layout import CheckFailed, checker, settle
 
 _KEY = torch._C.DispatchKey
@@ -46,9 +48,10 @@ class View:
 
 @dataclass(frozen=True)
 class Host:
-    """The compiled host code and its text."""
+    """The compiled host code and its text; `trusted` is for inputs whose metadata a key has compared already."""
 
     call: Callable[..., Any]
+    trusted: Callable[..., Any]
     text: str
     arena: Arena
 
@@ -198,8 +201,11 @@ class Emit:
         if name in self.fresh and name not in self.allocated:
             self.allocated.add(name)
             b = self.buffers[name]
-            dtype, device = self.literal(b.dtype), self.literal(b.device)
-            text = f"empty_strided({b.size}, {b.stride}, dtype={dtype}, device={device})"
+            text = f"{b.size}, {b.stride}, {self.literal(b.dtype)}"
+            if b.device.type == "cpu":
+                text = f"empty_cpu({text})"
+            else:
+                text = f"empty_strided({b.size}, {b.stride}, dtype={self.literal(b.dtype)}, device={self.literal(b.device)})"
             self.writer.line(f"{self.names[name]} = {text}")
 
     # ---- steps -----------------------------------------------------------------------------------------------------
@@ -277,8 +283,8 @@ class Emit:
 
 
 RESERVED = frozenset(
-    ("launch", "threads", "workers", "table", "inputs", "lease", "take", "give", "code", "eager", "check", "settle",
-     "empty_strided", "below", "keys", "increment_version", "CheckFailed", "failed", "call", "rebuild", "float")
+    ("launch", "threads", "workers", "table", "inputs", "lease", "take", "give", "code", "eager", "settle",
+     "empty_strided", "empty_cpu", "below", "keys", "increment_version", "CheckFailed", "failed", "call", "rebuild", "float")
 )  # fmt: skip
 
 
@@ -298,7 +304,6 @@ def host(
     emit = Emit(plan, source, artifact, aliases or {})
     writer = emit.writer
     names = emit.names
-    writer.line("check(inputs)")
     if plan.loops.inputs:
         writer.line(f"{group(names[b.name] for b in plan.loops.inputs)} = inputs")
     guarded = bool(plan.externs)
@@ -343,13 +348,21 @@ def host(
     space |= {names[name]: tensor for name, tensor in plan.loops.constants.items()}
     space |= {
         "launch": launch.launch, "threads": launch.threads, "take": arena.take, "give": arena.give, "eager": eager,
-        "check": checker(plan), "settle": settle, "empty_strided": torch.empty_strided,
+        "settle": settle, "empty_strided": torch.empty_strided, "empty_cpu": launch.empty_cpu,
         "below": below, "keys": BELOW, "increment_version": torch.autograd.graph.increment_version,
         "CheckFailed": CheckFailed, "rebuild": shape,
     }  # fmt: skip
     exec(compile(text, "<stax host code>", "exec"), space)
-    call = space.pop("call")
-    return Host(call, text, arena)
+    trusted = space.pop("call")  # popped, so that function and namespace form no cycle
+    if shape == "tuple":
+        trusted = direct(plan, source, artifact, arena, eager, emit.aliases) or trusted
+    check = checker(plan)
+
+    def call(*inputs: torch.Tensor) -> Any:
+        check(inputs)
+        return trusted(*inputs)
+
+    return Host(call, trusted, text, arena)
 
 
 def summary(plan: Plan) -> str:
