@@ -6,17 +6,24 @@ Always: `restore` leaves every watched object as the snapshot found it; an uncha
 
 from __future__ import annotations
 
+import array
 import collections
+import contextlib
+import pickle
+import random
 import types
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy
 import torch
 
 from ..key.sources import Source
+from .kinds import BUFFERS, hazard, is_followed, is_variable
 from .reach import Found, Reach
 
+_HEAP_TYPE = 1 << 9
 _TABLES = ("_parameters", "_buffers", "_modules")
 
 
@@ -50,7 +57,7 @@ class Kept:
 
 
 def _is(a: Any, b: Any) -> bool:
-    return a is b or (type(a) is type(b) and type(a) in (int, str, float) and a == b)
+    return a is b or (type(a) is type(b) and type(a) in (int, str, float, bytes) and a == b)
 
 
 def _read_dict(owner: dict) -> dict:
@@ -89,41 +96,114 @@ def _put_cells(function: types.FunctionType, content: dict[str, Any]) -> None:
         cell.cell_contents = content[name]
 
 
-def _slots(value: Any) -> list[str]:
-    names = []
-    for cls in type(value).__mro__:
-        for name, member in cls.__dict__.items():
-            if isinstance(member, types.MemberDescriptorType) and cls.__module__ != "builtins":
-                names.append(name)
-    return names
+def _slots(value: Any) -> list[types.MemberDescriptorType]:
+    return [
+        member
+        for cls in type(value).__mro__
+        if cls.__flags__ & _HEAP_TYPE
+        for member in cls.__dict__.values()
+        if isinstance(member, types.MemberDescriptorType)
+    ]
 
 
-def _read_slots(value: Any) -> dict[str, Any]:
-    return {name: getattr(value, name) for name in _slots(value) if hasattr(value, name)}
+def _read_slots(value: Any) -> dict[Any, Any]:
+    found = {}
+    for member in _slots(value):
+        with contextlib.suppress(AttributeError):
+            found[member] = member.__get__(value)
+    return found
 
 
-def _put_slots(value: Any, content: dict[str, Any]) -> None:
-    for name in _slots(value):
-        if name in content:
-            object.__setattr__(value, name, content[name])
-        elif hasattr(value, name):
-            object.__delattr__(value, name)
+def _put_slots(value: Any, content: dict[Any, Any]) -> None:
+    for member in _slots(value):
+        if member in content:
+            member.__set__(value, content[member])
+        else:
+            with contextlib.suppress(AttributeError):
+                member.__delete__(value)
+
+
+def _read_class(cls: type) -> dict[str, Any]:
+    return {name: item for name, item in cls.__dict__.items() if not name.startswith("__") and name != "_abc_impl"}
+
+
+def _put_class(cls: type, content: dict[str, Any]) -> None:
+    for name in _read_class(cls).keys() - content.keys():
+        type.__delattr__(cls, name)
+    for name, item in content.items():
+        if cls.__dict__.get(name) is not item:
+            type.__setattr__(cls, name, item)
+
+
+def _put_buffer(owner: Any, content: dict[str, bytes]) -> None:
+    if isinstance(owner, numpy.ndarray):
+        owner[...] = numpy.frombuffer(content["content"], owner.dtype).reshape(owner.shape)
+    elif isinstance(owner, array.array):
+        owner[:] = array.array(owner.typecode, content["content"])
+    else:
+        owner[:] = content["content"]
+
+
+def _put_variable(owner: Any, content: dict[str, Any]) -> None:
+    owner.set(content["value"])
+
+
+def _stateful(value: Any) -> tuple[Callable[[Any], Any], Callable[[Any, Any], None]] | None:
+    """How to read and put back the hidden state of a generator of random numbers."""
+    if isinstance(value, random.Random) and not isinstance(value, random.SystemRandom):
+        return (lambda r: {"state": pickle.dumps(r.getstate())}), (lambda r, c: r.setstate(pickle.loads(c["state"])))
+    bits = getattr(value, "bit_generator", value)
+    if type(bits).__module__.startswith("numpy.random") and hasattr(bits, "state"):
+        return (
+            lambda g: {"state": pickle.dumps(getattr(g, "bit_generator", g).state)},
+            lambda g, c: setattr(getattr(g, "bit_generator", g), "state", pickle.loads(c["state"])),
+        )
+    return None
 
 
 class Snapshot:
-    """The elements of everything mutable that the function reaches."""
+    """The elements of everything mutable that the function reaches; `extend` adds what the walk found since."""
 
     def __init__(self, reach: Reach) -> None:
+        self.reach = reach
         self.kept: list[Kept] = []
-        for found in reach.objects.values():
+        self._objects = self._classes = self._tensors = 0
+        self._globals: dict[int, dict[str, Any]] = {}
+        self._generators: list[tuple[torch.Generator, torch.Tensor]] = []  # draws are repeated by the graph
+        self.extend()
+
+    def extend(self) -> None:
+        reach = self.reach
+        for found in list(reach.objects.values())[self._objects :]:
             self._keep(found)
-        for namespace, names in reach.globals.values():
-            read, put = _names(names)
-            self.kept.append(Kept(f"globals of {namespace.get('__name__', '?')}", namespace, read(namespace), read, put))
+        for cls in list(reach.classes)[self._classes :]:
+            self.kept.append(Kept(cls.__qualname__, cls, _read_class(cls), _read_class, _put_class))
+        for tensor, source in list(reach.tensors.values())[self._tensors :]:
+            self.kept.append(Kept(source, tensor.__dict__, dict(tensor.__dict__), dict, _put_dict))
+        self._objects, self._classes, self._tensors = len(reach.objects), len(reach.classes), len(reach.tensors)
+        with torch._C.DisableTorchFunction(), torch.utils._python_dispatch._disable_current_modes():
+            self._generators += [(g, g.get_state()) for g in reach.generators[len(self._generators) :]]
+        for key, (namespace, names) in reach.globals.items():
+            content = self._globals.get(key)
+            if content is None:
+                content = self._globals[key] = {}
+                read, put = _names(content)
+                self.kept.append(Kept(f"globals of {namespace.get('__name__', '?')}", namespace, content, read, put))
+            for name in names - content.keys():
+                content[name] = namespace.get(name, _MISSING)
 
     def _keep(self, found: Found) -> None:
         value, source = found.value, found.source
-        if isinstance(value, dict):
+        hidden = _stateful(value)
+        if hidden is not None:
+            self.kept.append(Kept(source, value, hidden[0](value), *hidden))
+        elif isinstance(value, BUFFERS):
+            if not hazard(value):
+                self.kept.append(Kept(source, value, _read_buffer(value), _read_buffer, _put_buffer))
+            return
+        elif is_variable(value):
+            self.kept.append(Kept(source, value, _read_variable(value), _read_variable, _put_variable))
+        elif isinstance(value, dict):
             self.kept.append(Kept(source, value, _read_dict(value), _read_dict, _put_dict))
         elif isinstance(value, (list, collections.deque)):
             self.kept.append(Kept(source, value, list(value), list, _put_list))
@@ -132,7 +212,6 @@ class Snapshot:
         elif isinstance(value, types.FunctionType):
             if value.__closure__:
                 self.kept.append(Kept(source, value, _read_cells(value), _read_cells, _put_cells))
-            return
         elif isinstance(value, type):
             return
         held = getattr(value, "__dict__", None)
@@ -142,29 +221,44 @@ class Snapshot:
                 for table in _TABLES:
                     if held.get(table):
                         self.kept.append(Kept(source, held[table], dict(held[table]), dict, _put_dict))
-        elif getattr(type(value), "__slots__", None) is not None and _slots(value):
+        if is_followed(value) and _slots(value):
             self.kept.append(Kept(source, value, _read_slots(value), _read_slots, _put_slots))
 
     def differences(self) -> list[str]:
         """What is not as it was, as the user would write it."""
-        return [f"{kept.source}, {key!r}" for kept in self.kept for key in kept.changed()]
+        return [f"{kept.source}, {getattr(key, '__name__', None) or repr(key)}" for kept in self.kept for key in kept.changed()]
 
     def restore(self) -> None:
         for kept in self.kept:
             kept.restore()
 
+    def rewind(self) -> None:
+        """Puts the generators of random numbers back, as they were before the run."""
+        for generator, state in self._generators:
+            generator.set_state(state)
 
-def _names(used: set[str]) -> tuple[Callable[[dict], dict], Callable[[dict, dict], None]]:
-    """Reads and puts back these names of a dictionary of globals."""
-    names = sorted(used)
+
+_MISSING = object()
+
+
+def _read_buffer(value: Any) -> dict[str, bytes]:
+    return {"content": value.tobytes() if not isinstance(value, bytearray) else bytes(value)}
+
+
+def _read_variable(value: Any) -> dict[str, Any]:
+    return {"value": value.get(None)}
+
+
+def _names(content: dict[str, Any]) -> tuple[Callable[[dict], dict], Callable[[dict, dict], None]]:
+    """Reads and puts back the names in `content` of a dictionary of globals."""
 
     def read(namespace: dict) -> dict:
-        return {name: namespace[name] for name in names if name in namespace}
+        return {name: namespace.get(name, _MISSING) for name in content}
 
     def put(namespace: dict, content: dict) -> None:
-        for name in names:
-            if name in content:
-                namespace[name] = content[name]
+        for name, item in content.items():
+            if item is not _MISSING:
+                namespace[name] = item
             else:
                 namespace.pop(name, None)
 

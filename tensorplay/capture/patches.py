@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from .reach import is_library_file
+from .kinds import is_library_file
 
 _ORIGINAL_HAS_TORCH_FUNCTION = torch.overrides.has_torch_function
 _DISABLED = torch._C._disabled_torch_function_impl

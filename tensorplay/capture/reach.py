@@ -1,93 +1,71 @@
 """What a function can reach: its arguments, module tree, closures, globals, and the objects that hang on them.
 
-In: the function and the arguments of one call.  Out: `Reach`: for every tensor, container and object the `Source`
-that reads it anew at each call, and the scalars found on the way.
+In: the function and the arguments of one call, then the code that runs.  Out: `Reach`: for every tensor, container
+and object the `Source` that reads it anew at each call, the constants found on the way, and state that cannot be read.
 Always: nothing is called and no property runs; only what a name in reachable code could name is followed from
-globals and classes; library code (torch, numpy, the standard library) is not entered, except for the names that the
-methods of torch's modules use.
+globals and classes; the globals of library code (torch, numpy, the standard library) are not entered.
 """
 
 from __future__ import annotations
 
+import builtins
 import collections
 import functools
-import os
+import gc
+import importlib.util
 import sys
-import sysconfig
 import types
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-import numpy
 import torch
 
-from ..key.sources import Argument, Attribute, Cell, Item, Keyword, Root, Source
-
-_TORCH = os.path.dirname(torch.__file__) + os.sep
-_OURS = os.path.dirname(os.path.dirname(__file__)) + os.sep
-_STDLIB = sysconfig.get_paths()["stdlib"] + os.sep
-_SITE = (os.sep + "site-packages" + os.sep, os.sep + "dist-packages" + os.sep)
-_LIBRARIES = frozenset(("torch", "numpy", "tensorplay", "builtins", *sys.stdlib_module_names)) - {"__main__"}
-
-SCALARS = frozenset(
-    (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size)
+from ..key.signature import _slots
+from ..key.sources import Argument, Attribute, Cell, Defined, Filled, Item, Keyword, Result, Root, Source, Variable
+from .kinds import (
+    BUFFERS,
+    DESCRIPTORS,
+    IMMUTABLE,
+    LRU,
+    MAPPINGS,
+    REFERENCES,
+    SCALARS,
+    SEQUENCES,
+    code_names,
+    hazard,
+    imports,
+    is_followed,
+    is_installed_class,
+    is_installed_file,
+    is_library_class,
+    is_library_file,
+    is_library_module,
+    is_variable,
+    nested,
 )
-_OPAQUE = (
-    types.BuiltinFunctionType, types.MethodWrapperType, types.CodeType, types.FrameType, types.GeneratorType,
-    types.MappingProxyType, torch.Generator, numpy.generic, range, slice,
-)  # fmt: skip
-_FUNCTIONS = (types.FunctionType, types.MethodType, staticmethod, classmethod, property, functools.cached_property)
+
 _SHARED = (type, types.FunctionType, types.MethodType, types.ModuleType)  # many places hold them; state has its own rows
 _LIMIT = 100_000  # objects followed; beyond it the program is refused rather than half seen
+_BUILTINS = frozenset(vars(builtins))
 
 
-def is_library_file(filename: str) -> bool:
-    """Whether a source file belongs to torch, to the standard library, or to this package."""
-    if filename.startswith(_TORCH) or filename.startswith(_OURS) or filename.startswith("<frozen"):
-        return True
-    return filename.startswith(_STDLIB) and not any(part in filename for part in _SITE)
+@dataclass(frozen=True)
+class Place:
+    """What must have run for a place to have been read: code that names `name`; `code`; or whatever read `inside`."""
 
-
-def is_installed_file(filename: str) -> bool:
-    """Whether a source file lies among installed packages, so that its global scalars are no state of the program."""
-    return any(part in filename for part in _SITE) or is_library_file(filename)
-
-
-@functools.lru_cache(maxsize=4096)
-def is_installed_class(cls: type) -> bool:
-    """Whether a class belongs to an installed package."""
-    return is_installed_file(getattr(sys.modules.get(cls.__module__), "__file__", None) or "")
-
-
-def _is_library_class(cls: type) -> bool:
-    return cls.__module__.partition(".")[0] in _LIBRARIES
-
-
-@functools.lru_cache(maxsize=4096)
-def code_names(code: types.CodeType) -> frozenset[str]:
-    """Every name that a code object, or code nested in it, may look up; strings count, because of getattr."""
-    names: set[str] = set()
-    pending = [code]
-    while pending:
-        item = pending.pop()
-        names.update(item.co_names)
-        for constant in item.co_consts:
-            if isinstance(constant, types.CodeType):
-                pending.append(constant)
-            elif type(constant) is str and constant.isidentifier():
-                names.add(constant)
-    return frozenset(names)
+    name: str = ""
+    code: types.CodeType | None = None
+    inside: Found | None = None
 
 
 @dataclass(frozen=True)
 class Scalar:
-    """A scalar that was found: where, its value, and what must have run to see it: a code that names `name`, or `code`."""
+    """A constant that was found: where, its value, and what must have run to see it."""
 
     source: Source
     value: Any
-    name: str
-    code: types.CodeType | None
+    place: Place
 
 
 @dataclass(frozen=True)
@@ -96,23 +74,27 @@ class Twin:
 
     source: Source
     first: Source
-    name: str
+    place: Place
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Found:
-    """An object on the walk: what it is and where it is read.
+    """An object on the walk: what it is, where it is read, and every place that holds it.
 
-    `keyed`: its scalars are no state, because the arguments' signature covers them or a package owns them.
+    `keyed`: its constants are no state, because the arguments' signature covers them or a package owns them.
     """
 
     value: Any
     source: Source
     keyed: bool
+    places: list[Place] = field(default_factory=list)
 
 
 class TooMuch(Exception):
     """The function reaches more objects than capture follows."""
+
+
+_ANYWAY = Place()
 
 
 class Reach:
@@ -123,18 +105,24 @@ class Reach:
         self.objects: dict[int, Found] = {}
         self.scalars: list[Scalar] = []
         self.twins: list[Twin] = []
+        self.generators: list[torch.Generator] = []
+        self.hazards: list[tuple[Place, Source, str]] = []  # state that cannot be read
+        self.named: set[str] = set()  # names that objects hold, such as those of an attrgetter
         self.names: set[str] = {"forward", "__call__"}
         self.globals: dict[int, tuple[dict, set[str]]] = {}  # the dictionaries of globals and the names used from them
-        self._waiting: dict[str, list[tuple[Any, Source]]] = {}
+        self.classes: dict[type, None] = {}  # classes of the program
+        self._waiting: dict[str, list[tuple[Any, Source, Source, type]]] = {}
         self._classes: set[type] = set()
-        self._codes: set[types.CodeType] = set()
+        self._codes: set[tuple[types.CodeType, int]] = set()
+        self._owned: set[types.CodeType] = set()  # code whose closure is known: of functions met, and nested in code met
         self._queue: collections.deque[Found] = collections.deque()
+        self._roots: dict[int, Root] = {}
         self.root = Root(fn, getattr(fn, "__name__", type(fn).__name__))
         for k, value in enumerate(args):
-            self._push(value, Argument(k), "", True)
+            self._push(value, Argument(k), _ANYWAY, True)
         for name, value in kwargs.items():
-            self._push(value, Keyword(name), "", True)
-        self._push(fn, self.root, "", False)
+            self._push(value, Keyword(name), _ANYWAY, True)
+        self._push(fn, self.root, _ANYWAY, False)
         self._run()
 
     def source_of(self, value: Any) -> Source | None:
@@ -146,27 +134,68 @@ class Reach:
         return found.source if found is not None and found.value is value else None
 
     def add_code(self, code: types.CodeType, namespace: dict) -> None:
-        """Follows code that was seen running, which the walk had not found."""
-        if code not in self._codes:
-            self._code(code, namespace)
-            self._run()
+        """Follows code that is about to run; the walk may not have found it, nor the functions that hold it."""
+        if (code, id(namespace)) in self._codes and (not code.co_freevars or code in self._owned):
+            return
+        if code.co_freevars and code not in self._owned and not is_library_file(code.co_filename):
+            self._owned.add(code)
+            for holder in gc.get_referrers(code):
+                if isinstance(holder, types.FunctionType) and holder.__code__ is code:
+                    self._push(holder, self._root(holder, holder.__name__), _ANYWAY, False)
+        self._code(code, namespace)
+        self._run()
+
+    def _root(self, value: Any, name: str) -> Root:
+        return self._roots.setdefault(id(value), Root(value, name))
 
     # ---- the walk ------------------------------------------------------------------------------------------------
 
-    def _push(self, value: Any, source: Source, name: str, keyed: bool, code: types.CodeType | None = None) -> None:
+    def _push(self, value: Any, source: Source, place: Place, keyed: bool) -> None:
         kind = type(value)
-        if kind in SCALARS:
-            if not keyed:
-                self.scalars.append(Scalar(source, value, name, code))
+        if kind in SCALARS or isinstance(value, IMMUTABLE):
+            self._constant(value, source, place, keyed)
         elif isinstance(value, torch.Tensor):
             first = self.tensors.setdefault(id(value), (value, source))[1]
             if first is not source:
-                self.twins.append(Twin(source, first, name))
-        elif id(value) in self.objects and not keyed and not isinstance(value, _SHARED):
-            self.twins.append(Twin(source, self.objects[id(value)].source, name))
-        elif id(value) not in self.objects and not isinstance(value, _OPAQUE):
-            self.objects[id(value)] = found = Found(value, source, keyed)
+                self.twins.append(Twin(source, first, place))
+            elif getattr(value, "__dict__", None):
+                self._held(value.__dict__, source, False)
+        elif id(value) in self.objects:
+            self.objects[id(value)].places.append(place)
+            if not keyed and not isinstance(value, _SHARED):
+                self.twins.append(Twin(source, self.objects[id(value)].source, place))
+            elif not keyed:
+                self._shared(value, source, place)
+        else:
+            reason = hazard(value)
+            if reason:
+                self.hazards.append((place, source, reason))
+            self.objects[id(value)] = found = Found(value, source, keyed, [place])
             self._queue.append(found)
+            if not keyed:
+                self._shared(value, source, place)
+
+    def _constant(self, value: Any, source: Source, place: Place, keyed: bool) -> None:
+        if not keyed:
+            self.scalars.append(Scalar(source, value, place))
+        if isinstance(value, types.BuiltinFunctionType):
+            owner = value.__self__
+            if owner is not None and not isinstance(owner, (types.ModuleType, type)):
+                self._push(owner, Attribute(source, "__self__"), place, False)
+        elif isinstance(value, torch.Generator):
+            self.generators.append(value)
+        elif type(value).__module__ == "operator" and hasattr(value, "__reduce__"):
+            self.named.update(n for n in value.__reduce__()[1] if isinstance(n, str) for n in n.split("."))
+
+    def _shared(self, value: Any, source: Source, place: Place) -> None:
+        """Functions and classes by identity, at every place of the program's own that holds one."""
+        if not _rebindable(source):
+            return
+        if isinstance(value, types.FunctionType):
+            code = value.__code__ if is_installed_file(value.__code__.co_filename) else None
+            self.scalars.append(Scalar(source, value, Place(place.name, code or place.code, place.inside)))
+        elif isinstance(value, type) and (isinstance(source, Cell) or not is_library_class(value)):
+            self.scalars.append(Scalar(source, value, place))
 
     def _run(self) -> None:
         while self._queue:
@@ -177,52 +206,60 @@ class Reach:
 
     def _expand(self, found: Found) -> None:
         value, source, keyed = found.value, found.source, found.keyed
+        inside = Place(inside=found)
         if isinstance(value, torch.nn.Module):
             self._module(value, source)
         elif isinstance(value, types.FunctionType):
             self._function(value, source)
         elif isinstance(value, types.MethodType):
-            self._push(value.__self__, Attribute(source, "__self__"), "", keyed)
-            self._push(value.__func__, Attribute(source, "__func__"), "", False)
+            self._push(value.__self__, Attribute(source, "__self__"), inside, keyed)
+            self._push(value.__func__, Attribute(source, "__func__"), inside, False)
         elif isinstance(value, functools.partial):
             for name in ("func", "args", "keywords"):
-                self._push(getattr(value, name), Attribute(source, name), "", False)
-        elif isinstance(value, dict):
-            for key, item in list(dict.items(value)):
-                self._push(item, Item(source, key), "", keyed)
-            self._attributes(value, source, keyed)
-        elif isinstance(value, (list, tuple, collections.deque)):
+                self._push(getattr(value, name), Attribute(source, name), inside, False)
+        elif isinstance(value, LRU):
+            self._push(value.__wrapped__, Attribute(source, "__wrapped__"), inside, False)
+            if not is_installed_file(getattr(getattr(value.__wrapped__, "__code__", None), "co_filename", "")):
+                self._push(True, Filled(source, value.cache_info().misses), inside, False)
+        elif isinstance(value, MAPPINGS):
+            for key, item in list(value.items() if isinstance(value, types.MappingProxyType) else dict.items(value)):
+                self._push(item, Item(source, key), inside, keyed)
+            if type(value) not in MAPPINGS:
+                self._attributes(value, source, keyed)
+        elif isinstance(value, (*SEQUENCES, collections.deque)):
             for k, item in enumerate(value):
-                self._push(item, Item(source, k), "", keyed)
+                self._push(item, Item(source, k), inside, keyed)
             if type(value) not in (list, tuple):
                 self._attributes(value, source, keyed)
+        elif isinstance(value, REFERENCES):
+            self._push(value(), Result(source), inside, False)
+        elif is_variable(value):
+            self._push(value.get(None), Variable(source), inside, False)
         elif isinstance(value, type):
             self._class(value, source, constructed=True)
-        elif not isinstance(value, types.ModuleType) and not _is_library_class(type(value)):
+        elif isinstance(value, (types.ModuleType, *BUFFERS)):
+            return
+        elif is_followed(value):
             self._attributes(value, source, keyed)
 
     def _module(self, module: torch.nn.Module, source: Source) -> None:
         held = module.__dict__
         for table in ("_parameters", "_buffers", "_modules"):
             for name, item in held.get(table, {}).items():
-                if item is not None:
-                    self._push(item, Attribute(source, name), "", False)
-        for name, item in list(held.items()):
-            if name not in ("_parameters", "_buffers", "_modules"):
-                self._push(item, Attribute(source, name), name, False)
+                self._push(item, Attribute(source, name), Place(name) if item is None else _ANYWAY, False)
+        self._held({k: v for k, v in held.items() if k not in ("_parameters", "_buffers", "_modules")}, source, False)
         self._class(type(module), source, constructed=False)
+
+    def _held(self, held: dict, source: Source, keyed: bool) -> None:
+        for name, item in list(held.items()):
+            if type(name) is str:
+                self._push(item, Attribute(source, name), Place(name), keyed)
 
     def _attributes(self, value: Any, source: Source, keyed: bool) -> None:
         held = getattr(value, "__dict__", None)
         if type(held) is dict:
-            for name, item in list(held.items()):
-                self._push(item, Attribute(source, name), name, keyed)
-        for cls in type(value).__mro__:
-            slots = cls.__dict__.get("__slots__", ())
-            for name in (slots,) if isinstance(slots, str) else slots:
-                member = cls.__dict__.get(name)
-                if isinstance(member, types.MemberDescriptorType) and hasattr(value, name):
-                    self._push(getattr(value, name), Attribute(source, name), name, keyed)
+            self._held(held, source, keyed)
+        self._held({n: getattr(value, n) for n in _slots(type(value)) or () if hasattr(value, n)}, source, keyed)
         self._class(type(value), source, constructed=False)
 
     def _class(self, cls: type, source: Source, constructed: bool) -> None:
@@ -230,95 +267,137 @@ class Reach:
         if cls in self._classes:
             return
         self._classes.add(cls)
+        if type(cls) is not type and not is_library_class(type(cls)):
+            self._class(type(cls), source, constructed=True)
+        seen: set[str] = set()
         for base in cls.__mro__:
-            library = _is_library_class(base)
-            if base is torch.nn.Module or (library and not issubclass(base, torch.nn.Module)):
+            library = is_library_class(base)
+            if base is torch.nn.Module or base is object or (library and not issubclass(base, torch.nn.Module)):
                 continue
-            owner = Root(base, base.__qualname__)
+            if not library:
+                self.classes[base] = None
+            held = Attribute(self._root(base, base.__qualname__), "__dict__")
             for name, member in list(base.__dict__.items()):
-                if isinstance(member, _FUNCTIONS):
+                # read through the most derived class, so that a new member of a class between hides it
+                through = base if name in seen else cls
+                owner = self._root(through, through.__qualname__)
+                seen.add(name)
+                direct, static = Attribute(owner, name), Item(held, name)
+                if isinstance(member, DESCRIPTORS):
                     dunder = name.startswith("__") and name.endswith("__") and not library
                     if name in self.names or (dunder and (constructed or name not in ("__init__", "__new__"))):
-                        self._member(member, owner, name)
+                        self._member(member, direct, static, name, base)
                     else:
-                        self._waiting.setdefault(name, []).append((member, owner))
-                elif library or name.startswith("__"):
+                        self._waiting.setdefault(name, []).append((member, direct, static, base))
+                elif library or name.startswith("__") or isinstance(member, types.MemberDescriptorType | types.GetSetDescriptorType):
                     continue
                 elif isinstance(member, torch.Tensor) or not is_installed_class(base):
-                    self._push(member, Attribute(owner, name), name, False)
+                    self._push(member, static if hasattr(type(member), "__get__") else direct, Place(name), False)
 
-    def _member(self, member: Any, owner: Source, name: str) -> None:
-        source: Source = Attribute(owner, name)
-        if isinstance(member, property):
-            if member.fget is not None:
-                self._push(member.fget, Attribute(source, "fget"), "", False)
-        elif isinstance(member, functools.cached_property):
-            self._push(member.func, Attribute(source, "func"), "", False)
-        elif isinstance(member, classmethod):
-            self._push(member.__func__, Attribute(source, "__func__"), "", False)
-        elif isinstance(member, staticmethod):
-            self._push(member.__func__, source, "", False)
-        elif isinstance(member, types.FunctionType):
-            self._push(member, source, "", False)
+    def _member(self, member: Any, direct: Source, static: Source, name: str, base: type) -> None:
+        place, own = Place(name), not is_installed_class(base)
+        if isinstance(member, types.FunctionType):
+            self._push(member, direct, _ANYWAY, False)
+            if not is_library_class(base):
+                self.scalars.append(Scalar(direct, member, Place(name, member.__code__)))
+            return
+        if own:
+            self.scalars.append(Scalar(static, member, place))
+        for part in ("fget", "func", "__func__"):
+            function = getattr(member, part, None)
+            if function is not None:
+                self._push(function, Attribute(static, part), _ANYWAY, False)
+                return
 
     def _function(self, function: types.FunctionType, source: Source) -> None:
         code = function.__code__
+        self._owned.add(code)
         self._code(code, function.__globals__)
-        if is_library_file(code.co_filename):
-            return
+        ran = Place(code=code)
         for name, cell in zip(code.co_freevars, function.__closure__ or ()):
             try:
                 value = cell.cell_contents
             except ValueError:  # not yet assigned
                 continue
-            self._push(value, Cell(source, name), "", False, code)
+            self._push(value, Cell(source, name), ran, is_library_file(code.co_filename) and type(value) in SCALARS)
         if is_installed_file(code.co_filename):
             return
+        self.scalars.append(Scalar(Attribute(source, "__code__"), code, ran))
         for k, value in enumerate(function.__defaults__ or ()):
-            self._push(value, Item(Attribute(source, "__defaults__"), k), "", False, code)
+            self._push(value, Item(Attribute(source, "__defaults__"), k), ran, False)
         for name, value in (function.__kwdefaults__ or {}).items():
-            self._push(value, Item(Attribute(source, "__kwdefaults__"), name), "", False, code)
-        for name, value in function.__dict__.items():
-            self._push(value, Attribute(source, name), name, False)
+            self._push(value, Item(Attribute(source, "__kwdefaults__"), name), ran, False)
+        self._held(function.__dict__, source, False)
 
     def _code(self, code: types.CodeType, namespace: dict) -> None:
-        if code in self._codes:
+        if (code, id(namespace)) in self._codes:
             return
-        self._codes.add(code)
+        self._codes.add((code, id(namespace)))
+        self._owned.update(item for item in nested(code) if item is not code)
         names = code_names(code)
         for name in names - self.names:
             self.names.add(name)
-            for member, owner in self._waiting.pop(name, ()):
-                self._member(member, owner, name)
+            for member in self._waiting.pop(name, ()):
+                self._member(*member[:3], name, member[3])
         if is_library_file(code.co_filename):
             return
         installed = is_installed_file(code.co_filename)
-        owner = Root(namespace, f"globals of {namespace.get('__name__', '?')}")
+        owner = self._root(namespace, f"globals of {namespace.get('__name__', '?')}")
+        self._imports(code, namespace, names)
         used = self.globals.setdefault(id(namespace), (namespace, set()))[1]
-        for name in names:
+        for name in names - used:
             if name not in namespace:
+                if name in _BUILTINS and not installed:
+                    self.scalars.append(Scalar(Defined(owner, name), False, Place(name)))
                 continue
             used.add(name)
             value = namespace[name]
-            if type(value) in SCALARS and (installed or name.startswith("__")):
+            if (type(value) in SCALARS or isinstance(value, IMMUTABLE)) and (installed or name.startswith("__")):
                 continue
             if isinstance(value, types.ModuleType):
                 self._namespace(value, Item(owner, name), names)
             elif isinstance(value, type):
-                if not _is_library_class(value):
-                    self._push(value, Item(owner, name), name, False)
+                if not is_library_class(value):
+                    self._push(value, Item(owner, name), Place(name), False)
             elif not isinstance(value, types.FunctionType) or not is_library_file(value.__code__.co_filename):
-                self._push(value, Item(owner, name), name, installed)
+                self._push(value, Item(owner, name), Place(name), installed)
+
+    def _imports(self, code: types.CodeType, namespace: dict, names: frozenset[str]) -> None:
+        """Modules that import statements inside the code name."""
+        for name, level in imports(code):
+            try:
+                full = importlib.util.resolve_name("." * level + name, namespace.get("__package__"))
+            except (ImportError, ValueError):
+                continue
+            parts = full.split(".")
+            for k in range(len(parts)):
+                module = sys.modules.get(".".join(parts[: k + 1]))
+                if isinstance(module, types.ModuleType):
+                    self._namespace(module, self._root(module, module.__name__), names)
 
     def _namespace(self, module: types.ModuleType, source: Source, names: frozenset[str]) -> None:
         """The members of an imported module that some code may name; libraries are left out."""
-        filename = getattr(module, "__file__", None) or "<frozen"
-        if is_installed_file(filename) or module.__name__.partition(".")[0] in _LIBRARIES:
+        if is_library_module(module):
             return
         held = module.__dict__
-        for name in names:
-            if name in held and not isinstance(held[name], types.ModuleType) and not name.startswith("__"):
-                self._push(held[name], Attribute(source, name), name, False)
+        used = self.globals.setdefault(id(held), (held, set()))[1]
+        for name in names - used:
+            if name in held and not name.startswith("__"):
+                used.add(name)
+                if isinstance(held[name], types.ModuleType):
+                    self._namespace(held[name], Attribute(source, name), names)
+                else:
+                    self._push(held[name], Attribute(source, name), Place(name), False)
+
+
+def _rebindable(source: Source) -> bool:
+    """Whether a place of functions and classes is the program's own: an attribute, a closure cell, an element, a global."""
+    if isinstance(source, (Cell, Attribute)):
+        return True
+    if isinstance(source, Item):
+        namespace = getattr(source.owner, "value", None)
+        return type(namespace) is not dict or not is_installed_file(namespace.get("__file__") or "")
+    return False
 
 
 def argument_tensors(args: tuple, kwargs: dict, names: list[str]) -> Iterator[tuple[str, torch.Tensor, Source]]:

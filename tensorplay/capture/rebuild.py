@@ -20,7 +20,7 @@ import numpy
 import torch
 
 from ..key.sources import Source
-from .reach import SCALARS
+from .kinds import SCALARS
 
 _IMMUTABLE = (
     type, types.FunctionType, types.BuiltinFunctionType, types.ModuleType, enum.Enum, numpy.generic, range,

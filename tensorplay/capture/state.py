@@ -1,8 +1,8 @@
 """The non-tensor values that a trace may have used as constants, each with the place it was read from.
 
-In: what the function reaches, and the code that ran (None where that is not known).  Out: rows (source, value).
-Always: scalars that the arguments' signature covers are left out; an attribute or a global counts only where code
-that ran names it, a default or a closure cell only where its function ran, so that the state stays in proportion.
+In: what the function reaches, and what ran (None where that is not known).  Out: rows (source, value).
+Always: what the arguments' signature covers is left out; a place counts only where something that ran may have read
+it: code that names the attribute or global, the function of a default or a closure cell, or what holds the object.
 """
 
 from __future__ import annotations
@@ -12,48 +12,106 @@ from typing import Any
 
 import torch
 
-from ..key.sources import Attribute, Cell, Item, Size, Source, TypeOf
-from .reach import Reach, code_names, is_installed_file
+from ..key.sources import Attribute, Item, Keys, Names, Size, Source, TypeOf
+from .kinds import BUFFERS, LRU, MAPPINGS, REFERENCES, code_names, is_followed, is_variable
+from .reach import Found, Place, Reach
+
+Row = tuple[Source, Any]
+_CONTAINERS = (torch.nn.Sequential, torch.nn.ModuleList, torch.nn.ModuleDict, torch.nn.ParameterList, torch.nn.ParameterDict)
 
 
-def state(reach: Reach, ran: set[types.CodeType] | None) -> tuple[tuple[Source, Any], ...]:
-    """Rows in the order in which the walk met them."""
-    names = reach.names if ran is None else set().union(*map(code_names, ran))
-    rows: list[tuple[Source, Any]] = []
+class Seen:
+    """What something that ran may have read.  `ran` is None where that is not known; `every` where names were computed."""
+
+    def __init__(self, reach: Reach, ran: set[types.CodeType] | None, every: bool = False, more: set[str] | None = None) -> None:
+        self.ran, self.every = ran, every
+        names = reach.names if ran is None else set().union(*map(code_names, ran))
+        self.names = names | reach.named | (more or set())
+        self._objects: dict[Found, bool] = {}
+
+    def place(self, place: Place) -> bool:
+        if place.code is not None and self.ran is not None and place.code not in self.ran:
+            return False
+        if place.name and not self.every and place.name not in self.names:
+            return False
+        return place.inside is None or self.object(place.inside)
+
+    def object(self, found: Found) -> bool:
+        """Whether one of an object's places may have been read; iterative, since objects nest deeply."""
+        pending = [found]
+        while pending:
+            item = pending[-1]
+            if self._objects.get(item):
+                pending.pop()
+                continue
+            self._objects.setdefault(item, False)  # a cycle alone makes nothing seen
+            answer, waiting = False, None
+            for place in item.places:
+                holder = place.inside
+                if holder is None:
+                    answer = self.place(place)
+                elif holder not in self._objects:
+                    waiting = holder
+                    break
+                else:
+                    answer = self._objects[holder] and self.place(Place(place.name, place.code))
+                if answer:
+                    break
+            if waiting is not None:
+                pending.append(waiting)
+                continue
+            self._objects[item] = answer
+            pending.pop()
+        return self._objects[found]
+
+
+def state(reach: Reach, seen: Seen) -> tuple[Row, ...]:
+    """Rows in the order in which the walk met them, each place once."""
+    rows: dict[Source, Any] = {}
     for scalar in reach.scalars:
-        if scalar.name and scalar.name not in names:
-            continue
-        if scalar.code is not None and ran is not None and scalar.code not in ran:
-            continue
-        if not _private(scalar.source):
-            rows.append((scalar.source, scalar.value))
+        if seen.place(scalar.place) and not _private(scalar.source):
+            rows.setdefault(scalar.source, scalar.value)
     for found in reach.objects.values():
-        value, source = found.value, found.source
-        if found.keyed or _private(source):
-            continue
-        named = not isinstance(source, Attribute) or source.name in names
-        if isinstance(value, torch.nn.Module):
-            if isinstance(source, (Attribute, Item)):
-                rows.append((TypeOf(source), type(value)))
-        elif isinstance(value, (list, dict, set, tuple)):
-            if named and not isinstance(value, tuple):
-                rows.append((Size(source), len(value)))
-        elif isinstance(value, types.FunctionType):
-            if named and _rebindable(source) and (ran is None or value.__code__ in ran):
-                rows.append((source, value))
-        elif isinstance(value, type) and isinstance(source, Cell):
-            rows.append((source, value))
-    return tuple(rows)
+        if not found.keyed and not _private(found.source) and seen.object(found):
+            for source, value in _shape(found.value, found.source):
+                rows.setdefault(source, value)
+    return tuple(rows.items())
 
 
-def ties(reach: Reach, ran: set[types.CodeType] | None) -> tuple[tuple[Source, Source], ...]:
+def _shape(value: Any, source: Source) -> list[Row]:
+    """What of an object shows beside its elements: its class, its length, the names that it has."""
+    if isinstance(value, torch.nn.Module):
+        return _module(value, source)
+    if isinstance(value, (types.FunctionType, type, types.MethodType, types.ModuleType)):
+        return []
+    if isinstance(value, (set, frozenset, *BUFFERS)):
+        return [(source, value)]
+    rows: list[Row] = [(TypeOf(source), type(value))]
+    if isinstance(value, MAPPINGS):
+        rows.append((Keys(source), tuple(value)))
+    elif isinstance(value, (list, tuple)) or hasattr(type(value), "rotate"):
+        rows.append((Size(source), len(value)))
+    elif isinstance(value, LRU) or is_variable(value) or not (is_followed(value) or isinstance(value, REFERENCES)):
+        return [(source, value)]
+    if type(getattr(value, "__dict__", None)) is dict and is_followed(value):
+        rows.append((Keys(Attribute(source, "__dict__")), tuple(value.__dict__)))
+    return rows
+
+
+def _module(module: torch.nn.Module, source: Source) -> list[Row]:
+    rows: list[Row] = []
+    if isinstance(source, (Attribute, Item)):
+        rows.append((TypeOf(source), type(module)))
+    if not type(module).__module__.startswith("torch.") or isinstance(module, _CONTAINERS):
+        rows.append((Names(source), Names(source).of(module)))
+    return rows
+
+
+def ties(reach: Reach, seen: Seen) -> tuple[tuple[Source, Source], ...]:
     """Pairs of places that hold one tensor, module, container or object, where code that ran may have read the first
     of them: the trace knows the object by the second place alone."""
-    names = reach.names if ran is None else set().union(*map(code_names, ran))
     return tuple(
-        (twin.source, twin.first)
-        for twin in reach.twins
-        if (not twin.name or twin.name in names) and not _private(twin.source)
+        (twin.source, twin.first) for twin in reach.twins if seen.place(twin.place) and not _private(twin.source)
     )
 
 
@@ -67,15 +125,3 @@ def _private(source: Source) -> bool:
 
 
 _BOOKKEEPING = frozenset(torch.nn.Module().__dict__) - {"training"}
-
-
-def _rebindable(source: Source) -> bool:
-    """Whether the place of a function is the user's own: an attribute of an object, a closure cell, a global."""
-    if isinstance(source, Cell):
-        return True
-    if isinstance(source, Attribute):
-        return not isinstance(getattr(source.owner, "value", None), type)
-    if isinstance(source, Item):
-        namespace = getattr(source.owner, "value", None)
-        return type(namespace) is dict and not is_installed_file(namespace.get("__file__") or "")
-    return False

@@ -24,13 +24,14 @@ from ..errors import GraphCaptureError
 from . import ambient
 from .captured import Captured, Gate
 from .effects import Snapshot
+from .execution import Execution
 from .gates import Random, replay_graph
 from .isolate import isolate
 from .patches import patched
 from .reach import Reach, TooMuch
 from .rebuild import Newborn, plan
 from .recorder import Recorder
-from .state import state, ties
+from .state import Seen, state, ties
 from .values import Learned, Refused, Restart
 
 _LOCK = threading.RLock()
@@ -85,15 +86,26 @@ def _once(fn: Any, args: tuple, kwargs: dict, reach: Reach, learned: Learned, se
     before = ambient.ambient()
     snapshot = Snapshot(reach)
     recorder = Recorder(fn, args, kwargs, reach, learned)
-    ran: dict[types.CodeType, dict] = {}
+    settings: list[tuple[Any, Any]] = []
+
+    def first(code: types.CodeType, namespace: dict) -> None:
+        reach.add_code(code, namespace)
+        snapshot.extend()
+        if reach.hazards:
+            seen = Seen(reach, set(execution.ran), execution.every, execution.names)
+            for place, source, reason in reach.hazards:
+                if seen.place(place):
+                    recorder.refuse(f"may use {source}, {reason}: state that a graph does not repeat")
+
+    execution = Execution(first, lambda source, value: settings.append((source, value)), recorder.refuse)
     keep_effects = False
     try:
         with Newborn() as newborn:
             with ExitStack() as stack:
-                profiled = stack.enter_context(_profiled(ran))
                 stack.enter_context(patched(recorder.on_apply, recorder.refuse))
                 stack.enter_context(recorder.watch)
                 stack.enter_context(recorder)
+                stack.enter_context(execution.watch())
                 try:
                     result = fn(*args, **kwargs)
                 except (Restart, Refused):
@@ -113,13 +125,13 @@ def _once(fn: Any, args: tuple, kwargs: dict, reach: Reach, learned: Learned, se
                 recorder.refuse_at(f"changes Python objects that existed before the call: {'; '.join(changes[:3])}", fn)
             keep_effects = True
             raise _Settle(snapshot)
-        for code, namespace in ran.items():
-            reach.add_code(code, namespace)
-        codes = set(ran) if profiled else None
-        return _assemble(recorder, reach, rebuild, state(reach, codes), ties(reach, codes))
+        seen = Seen(reach, set(execution.ran) if execution.watching else None, execution.every, execution.names)
+        rows = {**dict(state(reach, seen)), **dict(settings)}
+        return _assemble(recorder, reach, rebuild, tuple(rows.items()), ties(reach, seen))
     finally:
         if not keep_effects:
             snapshot.restore()
+        snapshot.rewind()
         ambient.restore(before)
         recorder.close()
 
@@ -153,24 +165,6 @@ def _assemble(recorder: Recorder, reach: Reach, rebuild: Any, rows: tuple, tied:
         any(trait.random for trait in recorder.traits.values()),
         tied,
     )
-
-
-@contextmanager
-def _profiled(ran: dict[types.CodeType, dict]) -> Iterator[bool]:
-    """Collects the code that runs, unless a profiler is at work already; yields whether it could."""
-    if sys.getprofile() is not None:
-        yield False
-        return
-
-    def on_event(frame: types.FrameType, event: str, argument: Any) -> None:
-        if event == "call":
-            ran.setdefault(frame.f_code, frame.f_globals)
-
-    sys.setprofile(on_event)
-    try:
-        yield True
-    finally:
-        sys.setprofile(None)
 
 
 @contextmanager

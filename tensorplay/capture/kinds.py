@@ -1,0 +1,153 @@
+"""What kind of thing a value is, as capture sees it: constant, container, object to follow, or state that it can't see.
+
+In: a value, a class, a source file, a code object.  Out: answers, and the names that a code object may look up.
+Always: nothing of the program runs here; what is not known to be harmless has a reason.
+"""
+
+from __future__ import annotations
+
+import array
+import datetime
+import decimal
+import dis
+import enum
+import fractions
+import functools
+import operator
+import os
+import pathlib
+import re
+import sys
+import sysconfig
+import types
+import uuid
+import weakref
+from collections.abc import Iterator
+from contextvars import ContextVar
+from typing import Any
+
+import numpy
+import torch
+
+from ..key.signature import followed
+
+_TORCH = os.path.dirname(torch.__file__) + os.sep
+_OURS = os.path.dirname(os.path.dirname(__file__)) + os.sep
+_STDLIB = sysconfig.get_paths()["stdlib"] + os.sep
+_SITE = (os.sep + "site-packages" + os.sep, os.sep + "dist-packages" + os.sep)
+_LIBRARIES = frozenset(("torch", "numpy", "tensorplay", "builtins", *sys.stdlib_module_names)) - {"__main__"}
+
+SCALARS = frozenset(
+    (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size)
+)
+# never change: their place decides what the function sees
+IMMUTABLE = (
+    enum.Enum, numpy.generic, numpy.dtype, range, slice, types.BuiltinFunctionType, types.MethodWrapperType, types.CodeType,
+    fractions.Fraction, decimal.Decimal, datetime.date, datetime.time, datetime.timedelta, datetime.tzinfo, uuid.UUID,
+    pathlib.PurePath, re.Pattern, types.EllipsisType, types.NotImplementedType, torch.Generator, operator.attrgetter,
+    operator.itemgetter, operator.methodcaller, types.MethodDescriptorType, types.WrapperDescriptorType, str, bytes, int, float,
+)  # fmt: skip
+BUFFERS = (bytearray, memoryview, array.array, numpy.ndarray)
+MAPPINGS = (dict, types.MappingProxyType)
+SEQUENCES = (list, tuple)
+LRU = type(functools.lru_cache(lambda: None))
+REFERENCES = (weakref.ref,)
+DESCRIPTORS = (types.FunctionType, staticmethod, classmethod, property, functools.cached_property)
+LARGE = 1 << 20  # bytes of an array that are still compared at each call
+_HEAP_TYPE = 1 << 9
+
+
+def hazard(value: Any) -> str:
+    """Why capture cannot know the state of a value; '' where it can."""
+    kind = type(value)
+    if isinstance(value, (types.GeneratorType, types.CoroutineType, types.AsyncGeneratorType)):
+        return f"a generator ({value.__qualname__})"
+    if hasattr(kind, "__next__") and (not kind.__flags__ & _HEAP_TYPE or kind.__module__ in _LIBRARIES):
+        return f"an iterator ({kind.__name__})"
+    if isinstance(value, numpy.ndarray) and (value.nbytes > LARGE or value.dtype.hasobject):
+        return "a numpy array that is too large to be compared at each call, or holds objects"
+    if isinstance(value, (bytearray, memoryview, array.array)) and len(value) > LARGE:
+        return f"a {kind.__name__} that is too large to be compared at each call"
+    return ""
+
+
+@functools.lru_cache(maxsize=4096)
+def is_library_file(filename: str) -> bool:
+    """Whether a source file belongs to torch, to the standard library, or to this package."""
+    if filename.startswith(_TORCH) or filename.startswith(_OURS) or filename.startswith("<frozen"):
+        return True
+    return filename.startswith(_STDLIB) and not any(part in filename for part in _SITE)
+
+
+@functools.lru_cache(maxsize=4096)
+def is_torch_file(filename: str) -> bool:
+    """Whether a source file belongs to torch or to this package."""
+    return filename.startswith(_TORCH) or filename.startswith(_OURS)
+
+
+@functools.lru_cache(maxsize=4096)
+def is_installed_file(filename: str) -> bool:
+    """Whether a source file lies among installed packages, so that its global scalars are no state of the program."""
+    return any(part in filename for part in _SITE) or is_library_file(filename)
+
+
+@functools.lru_cache(maxsize=4096)
+def is_installed_class(cls: type) -> bool:
+    """Whether a class belongs to an installed package."""
+    return is_installed_file(getattr(sys.modules.get(cls.__module__), "__file__", None) or "")
+
+
+def is_library_class(cls: type) -> bool:
+    return cls.__module__.partition(".")[0] in _LIBRARIES
+
+
+def is_library_module(module: types.ModuleType) -> bool:
+    filename = getattr(module, "__file__", None) or "<frozen"
+    return is_installed_file(filename) or module.__name__.partition(".")[0] in _LIBRARIES
+
+
+def is_followed(value: Any) -> bool:
+    """Whether the attributes of an object are part of the program's state."""
+    return followed(type(value))
+
+
+def is_variable(value: Any) -> bool:
+    return isinstance(value, ContextVar)
+
+
+@functools.lru_cache(maxsize=4096)
+def code_names(code: types.CodeType) -> frozenset[str]:
+    """Every name that a code object, or code nested in it, may look up; strings count, because of getattr."""
+    names: set[str] = set()
+    for item in nested(code):
+        names.update(item.co_names)
+        names.update(c for c in item.co_consts if type(c) is str and c.isidentifier())
+    return frozenset(names)
+
+
+def nested(code: types.CodeType) -> Iterator[types.CodeType]:
+    """A code object and those nested in it."""
+    pending = [code]
+    while pending:
+        item = pending.pop()
+        yield item
+        pending.extend(c for c in item.co_consts if isinstance(c, types.CodeType))
+
+
+_IMPORT_NAME = dis.opmap["IMPORT_NAME"]
+
+
+@functools.lru_cache(maxsize=4096)
+def imports(code: types.CodeType) -> tuple[tuple[str, int], ...]:
+    """(module, level) of the import statements in a code object and in those nested in it."""
+    found = []
+    for item in nested(code):
+        level: Any = 0
+        if _IMPORT_NAME not in item.co_code[::2]:  # disassembling is slow, and most code imports nothing
+            continue
+        for instruction in dis.get_instructions(item):
+            if instruction.opname in ("LOAD_CONST", "LOAD_SMALL_INT") and type(instruction.argval) is int:
+                level = instruction.argval
+            elif instruction.opname == "IMPORT_NAME":
+                found.append((instruction.argval, level))
+    return tuple(found)
