@@ -108,3 +108,14 @@ def test_losses() -> None:
         lambda a, b: (F.mse_loss(a, b), F.l1_loss(a, b), F.smooth_l1_loss(a, b), F.huber_loss(a, b, reduction="sum"), F.binary_cross_entropy_with_logits(a, b)),
         a, b, tolerance=1e-6,
     )  # fmt: skip
+
+
+@pytest.mark.parametrize("order", [2, 1, 0, 3, 0.5, -1, 2.5, math.inf, -math.inf])
+def test_norm_of_one_element_is_its_magnitude(order: float) -> None:
+    values = torch.tensor([3.4e38, 1e30, -1e-30, 1e-40, -0.0, math.inf, -math.inf, math.nan, -2.5])
+
+    def f(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return torch.linalg.vector_norm(x, order, 1), torch.linalg.vector_norm(x.t(), order, 0, keepdim=True), x[1, 0].norm(order)
+
+    for dtype in (torch.float32, torch.float64, torch.bfloat16):
+        check(f, values.to(dtype)[:, None], tolerance=0.0)

@@ -356,7 +356,7 @@ define(aten.special_entr, lambda x: where(s.isnan(x), x, where(x > 0, -x * s.log
 
 
 def _logit(x, eps=None):
-    if eps is not None:
+    if eps is not None and eps >= 0:  # eager clamps to no negative bound
         low, high = eps, 1 - eps
         x = where(x < low, low, where(x > high, high, x))
     return s.log(x / (1 - x))

@@ -280,7 +280,7 @@ def _vector_norm(cx: Any, x: Lowered, order: float, dims: Any, keepdim: bool) ->
         return cx.reduce("amax" if order > 0 else "amin", mapped(abs, x), dims, keepdim, wide)[0]
     if order == 0:
         return cx.reduce("sum", mapped(lambda v: s.ne(v, 0).to(v.dtype), x), dims, keepdim, wide)[0]
-    if order == 1:
+    if order == 1 or span(x.size, dims) == 1:  # of one element eager takes the magnitude, which cannot overflow
         return cx.reduce("sum", mapped(abs, x), dims, keepdim, wide)[0]
     if order == 2:
         return mapped(s.sqrt, cx.reduce("sum", mapped(lambda v: v * v, x), dims, keepdim, wide)[0])
