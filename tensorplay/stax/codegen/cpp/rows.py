@@ -122,8 +122,8 @@ def row_pass(
         opened.append((inner, header, footer))
     if p == 1 and v is not None and w.ns > PREFETCH_NS and v in shape.rdims and shape.dims:
         for e in unconditional(roots):
-            step = coefficient(e.args[1], shape.dims[-1]) if e.op == "load" else None
-            if step and coefficient(e.args[1], v) == 1 and not indirect(e.args[1]):
+            ahead = coefficient(e.args[1], shape.dims[-1]) if e.op == "load" else None
+            if ahead and coefficient(e.args[1], v) == 1 and not indirect(e.args[1]):
                 pointer = body.argument(e.args[0], e.dtype)
                 inner.line(f"prefetch({body.offset(pointer, e.args[1], inner)} + {ahead});", "the next row")
     for f, name in zip(folds, names, strict=True):
