@@ -22,6 +22,7 @@ from ...errors import UnsupportedError
 from ..loops.nodes import Spec
 from . import views
 from .functional import dense, functionalize
+from .narrow import narrow
 from .opgraph import OpGraph
 from .recorder import MARK, Recorder, Result
 from .retrace import Run, attempts, generators, modes_kept, sweep
@@ -236,6 +237,7 @@ def _finished(
     output.args = ((*outputs[:n], *outputs[n + m :]),)
     sweep(graph)
     _tag(graph, n, before)
+    narrow(graph)
     ops = OpGraph(_LazyGraphModule(recorder.constants, graph), training=True)
     return Joint(ops, n, tangents, grads, made, taken)
 

@@ -2,8 +2,8 @@
 
 In: a `Joint`.  Out: `Parts`: the forward graph, which also returns what it saves, and the backward graph.
 Always: random and library operators run once, in forward; the saved set of `minimum` is a minimum cut in bytes read
-back by backward, of equal cuts the one nearest the backward; only inputs that eager keeps for its backward too are
-read again, so that a later write to another is no error; no view is saved but the tensor that it views.
+back by backward, of equal cuts the one nearest the backward. Backward reads an input itself only where eager's does,
+of any other a copy, so that a later write to it is no error. No view is saved but the tensor that it views.
 """
 
 from __future__ import annotations
@@ -92,13 +92,17 @@ class Region:
     def savable(self, node: fx.Node) -> bool:
         """Whether forward may hand the value over as it is."""
         if node.op == "placeholder":
-            return node in self.kept and node not in self.written
+            return True
         if not isinstance(node.meta.get("spec"), Spec) or views.parent(node) is not None:
             return node.op == "get_attr"
         return node not in self.leaving or node in self.kept
 
+    def free(self, node: fx.Node) -> bool:
+        """Whether backward may read the input itself."""
+        return node.op == "get_attr" or (node.op == "placeholder" and node in self.kept and node not in self.written)
+
     def cost(self, node: fx.Node) -> int:
-        return 0 if node.op in ("placeholder", "get_attr") else nbytes(node.meta["spec"])
+        return 0 if self.free(node) else nbytes(node.meta["spec"])
 
 
 def root(node: fx.Node) -> fx.Node:
@@ -144,22 +148,25 @@ def minimum(region: Region, again: Callable[[fx.Node], bool] = recomputable) -> 
 def partition(joint: Joint, choose: Callable[[Region], list[fx.Node]] = minimum) -> Parts:
     """Forward and backward of a joint graph."""
     region = Region(joint)
-    chosen = {n for n in choose(region) if n.op == "call_function"}
+    chosen = {n for n in choose(region) if not region.free(n)}
     module = joint.ops.module
     again = _recomputed(region, chosen)
     saved = [n for n in region.values if n in chosen]
     kept = [n for n in region.values if n.op == "placeholder" and n in again]
-    if (bad := next((n for n in kept if n in region.written), None)) is not None:
-        raise UnsupportedError(f"backward reads {bad.name}, which forward writes")
+    if (bad := next((n for n in kept if not region.free(n)), None)) is not None:
+        raise UnsupportedError(f"backward reads {bad.name}, which may be written before")
     primals = [n for n in region.nodes if n.op == "placeholder" and not n.name.startswith("tangents_")]
     tangents = [n for n in region.nodes if n.op == "placeholder" and n.name.startswith("tangents_")]
 
     writes = [n for n in region.nodes if n.target is WRITE]
     ordered = [n for n in region.nodes if n.meta.get("ordered") and not n.meta.get("backward")]
     needed = ancestors([*(n for n in region.results if isinstance(n, fx.Node)), *saved, *writes, *ordered])
-    forward = _graph(module, primals, [n for n in region.nodes if n in needed], (*region.results, *saved))
+    forward = _graph(module, primals, [n for n in region.nodes if n in needed], region.results, saved)
     body = _placed(region, chosen, again)
-    backward = _graph(module, [*kept, *saved, *tangents], body, region.gradients)
+    backward = _graph(module, [*kept, *saved, *tangents], body, region.gradients, ())
+    for node, given in zip(saved, list(backward.graph.nodes)[len(kept) :], strict=False):
+        if node.op == "placeholder":
+            given.meta["spec"] = _copied(node.meta["spec"])
     readers = {n: tuple(u.name for u in n.users if u in again or u in set(region.backward)) for n in saved}
     return Parts(
         OpGraph(forward, True),
@@ -201,14 +208,29 @@ def _placed(region: Region, saved: set[fx.Node], again: set[fx.Node]) -> list[fx
     return [n for n in order if n.op != "placeholder"]
 
 
-def _graph(module: fx.GraphModule, inputs: Iterable[fx.Node], body: Iterable[fx.Node], outputs: Iterable[Any]) -> fx.GraphModule:
+def _graph(
+    module: fx.GraphModule, inputs: Iterable[fx.Node], body: Iterable[fx.Node], outputs: Iterable[Any], saved: Iterable[fx.Node]
+) -> fx.GraphModule:  # fmt: skip
+    """A graph of copies of the nodes; of an input that is saved it returns a copy made at the begin."""
     graph = fx.Graph()
     made: dict[fx.Node, fx.Node] = {}
     for node in inputs:
         made[node] = graph.placeholder(node.name)
         made[node].meta = dict(node.meta)
+    copies = {}
+    for node in saved:
+        if node.op == "placeholder":
+            copies[node] = graph.call_function(aten.clone.default, (made[node],))
+            copies[node].meta.update(node.meta, spec=_copied(node.meta["spec"]))
     for node in body:
         if node not in made:
             made[node] = graph.node_copy(node, made.__getitem__)
-    graph.output(fx.map_arg(tuple(outputs), made.__getitem__))
+    kept = [copies[n] if n in copies else made[n] for n in saved]
+    graph.output((*fx.map_arg(tuple(outputs), made.__getitem__), *kept))
     return _LazyGraphModule(module, graph)
+
+
+def _copied(spec: Spec) -> Spec:
+    """The layout of a clone."""
+    blank = torch.empty_strided(spec.size, spec.stride, dtype=spec.dtype, device="meta")
+    return Spec(spec.size, tuple(blank.clone().stride()), spec.dtype, spec.device)

@@ -14,7 +14,7 @@ import torch
 
 from ..expr import cast, masked, value
 from . import scalar as s
-from .lowered import Lowered, compute, numel, point, reindex, to, widened
+from .lowered import Lowered, compute, numel, point, to, widened
 from .norms import placed
 from .pointwise import apply, define
 from .reductions import mapped, nominal
