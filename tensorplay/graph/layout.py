@@ -29,7 +29,7 @@ def computed(name: str, target: Any, args: tuple, kwargs: dict[str, Any]) -> Spe
         raise Unknown
     first = specs[0]
     if name in POINTWISE:
-        size = tuple(torch.broadcast_shapes(*[s.size for s in specs]))
+        size = _broadcast([s.size for s in specs])
         full = [s for s in specs if s.size == size]
         lead = next((s for s in specs if len(s.size)), first)
         if not full or (lead is not full[0]) or not _dense(lead):
@@ -46,6 +46,12 @@ def computed(name: str, target: Any, args: tuple, kwargs: dict[str, Any]) -> Spe
     else:
         raise Unknown
     return Spec(size, packed(size), first.dtype, first.device)
+
+
+def _broadcast(sizes: list[tuple[int, ...]]) -> tuple[int, ...]:
+    rank = max(map(len, sizes))
+    padded = [(1,) * (rank - len(size)) + size for size in sizes]
+    return tuple([next((n for n in dims if n != 1), 1) for dims in zip(*padded, strict=True)])
 
 
 def _nodes(args: tuple, kwargs: dict[str, Any]) -> list[fx.Node]:

@@ -73,13 +73,9 @@ def _same_dtype(node: fx.Node, x: fx.Node, memory: Memory, choices: Choices) -> 
     return a.dtype == b.dtype and not a.dtype.is_complex  # complex values carry a conjugate bit that no metadata shows
 
 
-def _same_shape(node: fx.Node, x: fx.Node, memory: Memory, choices: Choices) -> bool:
-    return node.meta["spec"].size == x.meta["spec"].size
-
-
 def _same_layout(node: fx.Node, x: fx.Node, memory: Memory, choices: Choices) -> bool:
     a, b = node.meta["spec"], x.meta["spec"]
-    return (a.stride, a.offset, a.device) == (b.stride, b.offset, b.device)
+    return (a.size, a.stride, a.offset, a.device) == (b.size, b.stride, b.offset, b.device)
 
 
 def _never_written(node: fx.Node, x: fx.Node, memory: Memory, choices: Choices) -> bool:
@@ -104,8 +100,7 @@ def _on_tape(node: fx.Node, x: fx.Node, memory: Memory, choices: Choices) -> boo
 IDENTITY: dict[str, Condition] = {
     "sample": _sampled,
     "type": _same_dtype,
-    "shape": _same_shape,
-    "layout": _same_layout,
+    "shape and layout": _same_layout,
     "writes": _never_written,
     "alias": _apart,
     "gradient": _on_tape,
