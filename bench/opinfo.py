@@ -121,7 +121,9 @@ class Trial:
         from torch.utils._pytree import tree_map
 
         def clone(x: object) -> object:
-            return copy.deepcopy(x.detach()) if isinstance(x, torch.Tensor) else x
+            if not isinstance(x, torch.Tensor):
+                return x
+            return copy.deepcopy(x.detach()) if x.layout == torch.strided else x.detach().clone()
 
         leaves = tree_map(clone, (self.sample.input, tuple(self.sample.args), dict(self.sample.kwargs)))
         torch.manual_seed(0)
@@ -166,6 +168,10 @@ def worker(todo: list[str], out: pathlib.Path, every: int, level: str) -> None:
 
     torch.set_num_threads(1)
     done = {(r["unit"], r["sample"]) for r in read(out) if r["outcome"] != "started"}
+    ended: dict[str, list[int]] = collections.defaultdict(list)  # a unit that ended with every n-th sample has every 2n-th
+    for r in read(out):
+        if r["outcome"] == "end":
+            ended[r["unit"]].append(r.get("every", 1))
     with out.open("a") as f:
 
         def put(**record: object) -> None:
@@ -182,7 +188,7 @@ def worker(todo: list[str], out: pathlib.Path, every: int, level: str) -> None:
 
         for unit in todo:
             index, _, dtype_name = unit.split(":")
-            if (unit, -1) in done:
+            if any(every % n == 0 for n in ended.get(unit, ())):
                 continue
             dtype, op = getattr(torch, dtype_name), op_db[int(index)]
             torch.manual_seed(0)
@@ -204,7 +210,7 @@ def worker(todo: list[str], out: pathlib.Path, every: int, level: str) -> None:
                     found = attempt(unit, k, trial.result)
                     if found is not None:
                         put(unit=unit, sample=k, **found)
-            put(unit=unit, sample=-1, outcome="end")
+            put(unit=unit, sample=-1, outcome="end", every=every)
 
 
 # ---- the parent ----------------------------------------------------------------------------------------------------
