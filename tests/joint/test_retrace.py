@@ -93,6 +93,19 @@ def test_generators_stay_and_order_is_marked() -> None:
     same(run(graph, x), want)
 
 
+def test_a_generator_of_its_own_is_refused_before_it_draws() -> None:
+    own = torch.Generator().manual_seed(3)
+    state = own.get_state()
+    for f in (
+        lambda x: x + torch.randn(3, generator=own),
+        lambda x: x.clone().normal_(generator=own),
+        lambda x: torch.multinomial(x.abs() + 1, 1, generator=own),
+    ):
+        with pytest.raises(UnsupportedError, match="generator of its own"):
+            trace(f, torch.randn(3))
+        assert torch.equal(own.get_state(), state)
+
+
 def test_unread_random_operators_stay() -> None:
     assert "rand_like" in ops(trace(lambda x: (torch.rand_like(x), x + 1)[1], torch.randn(3)))
 

@@ -104,8 +104,6 @@ class Recorder(TorchDispatchMode):
             return self.node(a)
         if type(a) in (list, tuple):
             return type(a)([self.load(x) for x in a])
-        if isinstance(a, torch.Generator):
-            raise UnsupportedError("an operator that draws from a generator of its own")
         return a
 
     def add(self, target: torch._ops.OpOverload, args: tuple, kwargs: dict, result: Any, ordered: bool = False) -> fx.Node:
@@ -130,6 +128,8 @@ class Recorder(TorchDispatchMode):
         kwargs = kwargs or {}
         if not isinstance(func, torch._ops.OpOverload):
             raise UnsupportedError(f"the higher-order operator {func}")
+        if any(isinstance(a, torch.Generator) for a in (*args, *kwargs.values())):  # before it runs, and draws
+            raise UnsupportedError("an operator that draws from a generator of its own")
         if func in DROPPED:
             result = func(*args, **kwargs)
             self.bind(result, self.node(args[0]))
