@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from ..expr import Expr, add, affine, cast, floordiv, in_range, index, integer, linear, load, masked, mod, mul, value
+from ..expr import Expr, add, affine, cast, floordiv, in_range, index, integer, linear, load, loads, masked, mod, mul, rewrite, substitute, value
 from . import scalar as s
 from .lowered import Lowered, compute, contiguous, numel, point, to
 from .row import Refuse, declare
@@ -392,7 +392,14 @@ def _narrow_copy(cx: Any, x: Lowered, dim: int, start: int, length: int) -> Lowe
 # ---- scatter inverses of views ---------------------------------------------------------------------------------------
 
 
-def _replaced(x: Lowered, test: Expr, source: Expr) -> Lowered:
+def _replaced(x: Lowered, test: Expr, source: Expr, pinned: dict[Expr, Expr] | None = None) -> Lowered:
+    """x, and `source` where `test` holds; there the variables in `pinned` have the values given.
+
+    What the source reads of x's own elements is spelled as x spells it, so that a write-back can happen in place.
+    """
+    if pinned:
+        places = {substitute(read, pinned): read for read in loads(x.body)}
+        source = rewrite(source, lambda _: None, given=places)
     if test.op == "const":
         return Lowered(x.size, x.dtype, source if test.args[0] else x.body, x.origins)
     return Lowered(x.size, x.dtype, masked(test, source, x.body), x.origins)
@@ -404,7 +411,7 @@ def _select_scatter(cx: Any, x: Lowered, src: Lowered, dim: int, index: int) -> 
     index %= x.size[dim]
     out = point(x.size)
     source = cx.viewed(to(src, x.dtype), x.size, [e for k, e in enumerate(out) if k != dim])
-    return _replaced(x, in_range(out[dim], index, index + 1), source.body)
+    return _replaced(x, in_range(out[dim], index, index + 1), source.body, {out[dim]: integer(index)})
 
 
 @declare("index", aten.slice_scatter.default)
@@ -435,4 +442,5 @@ def _diagonal_scatter(cx: Any, x: Lowered, src: Lowered, offset: int = 0, dim1: 
     along = add(out[dim1], min(offset, 0)) if src.size[-1] != 1 else integer(0)
     at = [e for k, e in enumerate(out) if k not in (dim1, dim2)] + [along]
     source = cx.viewed(to(src, x.dtype), x.size, at)
-    return _replaced(x, in_range(add(out[dim2], affine(-offset, ((out[dim1], -1),))), 0, 1), source.body)
+    test = in_range(add(out[dim2], affine(-offset, ((out[dim1], -1),))), 0, 1)
+    return _replaced(x, test, source.body, {out[dim2]: add(out[dim1], offset)})
