@@ -11,6 +11,7 @@ from typing import Any
 
 from torch import fx
 
+from .changes import Change, changes
 from .compiled import Compiled, Version, compiled_of
 
 
@@ -84,6 +85,7 @@ class Explanation:
     seconds: dict[str, float] = field(default_factory=dict)
     log: tuple[str, ...] = ()
     counters: dict[str, int] = field(default_factory=dict)
+    passes: list[Change] = field(default_factory=list)
 
     @property
     def library_calls(self) -> list[CallReport]:
@@ -99,6 +101,8 @@ class Explanation:
             from .capture.show import show
 
             parts += [_title("captured graph"), show(self.graph)]
+        if self.passes:
+            parts += [_title("passes"), *map(str, self.passes)]
         if self.ops is not None:
             parts += [_title("operator graph"), str(self.ops)]
         if self.loops is not None:
@@ -133,7 +137,7 @@ def explain(cf: Any) -> Explanation:
         return Explanation(**base, fallbacks=list(compiled.fallbacks))
     version = versions[-1]
     program = version.program
-    levels: dict[str, Any] = {"graph": version.captured.graph, "seconds": dict(version.seconds)}
+    levels: dict[str, Any] = {"graph": version.captured.graph, "seconds": dict(version.seconds), "passes": changes(version)}
     plan = getattr(program, "plan", None)
     fallbacks = list(compiled.fallbacks)
     if plan is not None:

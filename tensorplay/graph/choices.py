@@ -9,19 +9,25 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 OPTIONAL = ("softmax", "log_softmax", "group_norm")
 NUMERICS = ("default", "strict")
 
 
 @dataclass(frozen=True)
 class Choices:
-    """training: gradients flow through the graph, so that composites keep their own derivative.
+    """What the passes are told.
+
+    training: gradients flow through the graph, so that composites keep their own derivative.
     strict: only rewrites that are exact on every value. optional: names of table 4.2 that are decomposed on request.
+    autocast: operators may change the types of their arguments, so that none is replaced by others.
     """
 
     training: bool = False
     strict: bool = False
     optional: tuple[str, ...] = ()
+    autocast: bool = False
 
     @staticmethod
     def of(options: Mapping[str, Any] | None, training: bool = False) -> Choices:
@@ -32,4 +38,5 @@ class Choices:
             raise ValueError(f"options['decompose'] takes {', '.join(OPTIONAL)}, not {', '.join(map(repr, unknown))}")
         if numerics not in NUMERICS:
             raise ValueError(f"options['numerics'] is {' or '.join(map(repr, NUMERICS))}, not {numerics!r}")
-        return Choices(training, numerics == "strict", names)
+        autocast = any(torch.is_autocast_enabled(device) for device in ("cpu", "cuda"))
+        return Choices(training, numerics == "strict", names, autocast)

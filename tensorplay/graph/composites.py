@@ -51,7 +51,9 @@ class Composite:
 ROWS: dict[str, Composite] = {}
 
 
-def composite(types: str = FLOAT, depth: int = 1, exact: bool = True) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def composite(
+    types: str = FLOAT, depth: int = 1, exact: bool = True
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     def add(rule: Callable[..., Any]) -> Callable[..., Any]:
         ROWS[rule.__name__] = Composite(rule.__name__, rule, types, depth, exact)
         return rule
@@ -197,7 +199,9 @@ def log_softmax(input: Any, dim: Any = None, _stacklevel: Any = 3, dtype: Any = 
 
 
 @composite()
-def group_norm(input: Any, num_groups: Any, weight: Any = None, bias: Any = None, eps: Any = 1e-5, cudnn_enabled: bool = True) -> Any:
+def group_norm(
+    input: Any, num_groups: Any, weight: Any = None, bias: Any = None, eps: Any = 1e-5, cudnn_enabled: bool = True
+) -> Any:
     shape = input.shape
     if len(shape) < 2 or 0 in shape or shape[1] % num_groups:
         return NotImplemented
@@ -223,7 +227,7 @@ def row_of(node: fx.Node, choices: Choices) -> Composite | None:
 
 def decompose(graph: fx.Graph, choices: Choices) -> list[str]:
     rows = [(node, row) for node in graph.nodes if (row := row_of(node, choices)) is not None]
-    if not rows or any(torch.is_autocast_enabled(d) for d in ("cpu", "cuda")):
+    if not rows or choices.autocast:
         return []
     if any(n.op == "call_function" and n.target in SETTERS for n in graph.nodes):
         return []
@@ -286,9 +290,8 @@ def weight(graph: fx.Graph, choices: Choices) -> int:
     for node in graph.nodes:
         row = ROWS.get(name_of(node).rstrip("_")) if node.op in ("call_function", "call_method") else None
         if row is not None:
-            total += _EMITTED ** row.depth
+            total += _EMITTED**row.depth
     return total
 
 
 _EMITTED = 8  # more composites than any chain emits
-

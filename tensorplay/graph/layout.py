@@ -87,7 +87,9 @@ def packed(size: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def contiguous(spec: Spec) -> bool:
-    return spec.numel == 0 or all(n == 1 or a == b for n, a, b in zip(spec.size, spec.stride, packed(spec.size), strict=True))
+    return spec.numel == 0 or all(
+        n == 1 or a == b for n, a, b in zip(spec.size, spec.stride, packed(spec.size), strict=True)
+    )
 
 
 def _dense(spec: Spec) -> bool:
@@ -98,4 +100,3 @@ def _dense(spec: Spec) -> bool:
             return False
         step *= n
     return 0 not in spec.size
-

@@ -59,7 +59,9 @@ def settle(graph: fx.Graph) -> None:
         trait: Trait | None = node.meta.get("trait")
         taken = _NOTHING.union(*[facts(a).lies for a in node.all_input_nodes])
         if node.op in ("output", "get_attr") or (node.op == "call_function" and node.target in SETTERS):
-            found = Facts(frozenset((next(_NUMBERS),)) if node.op == "get_attr" else _NOTHING, effect=node.op != "get_attr")
+            found = Facts(
+                frozenset((next(_NUMBERS),)) if node.op == "get_attr" else _NOTHING, effect=node.op != "get_attr"
+            )
         elif trait is None:
             own = frozenset((next(_NUMBERS),))
             found = Facts(own if node.op == "placeholder" else taken | own, taken, True)

@@ -12,7 +12,6 @@ from collections.abc import Callable
 from dataclasses import replace as changed
 from typing import Any
 
-import torch
 from torch import fx
 
 from ..stax.loops.nodes import Spec
@@ -147,7 +146,7 @@ def _no_tape(node: fx.Node, x: fx.Node, memory: Memory, choices: Choices) -> boo
 
 def _plain_mode(node: fx.Node, x: fx.Node, memory: Memory, choices: Choices) -> bool:
     """Autocast changes the type of a functional operator, not of an in-place one."""
-    return not memory.mode[node] and not any(torch.is_autocast_enabled(d) for d in ("cpu", "cuda"))
+    return not choices.autocast and not memory.mode[node]
 
 
 IN_PLACE: dict[str, Condition] = {

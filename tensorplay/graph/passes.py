@@ -22,7 +22,7 @@ from .dce import dce
 from .fold import fold
 from .memory import settle
 from .normalize import normalize, writes_in_place
-from .regions import mark_regions
+from .regions import mark_regions, regions
 from .rules import COMMUTATIVE
 
 Pass = Callable[[fx.Graph, Choices], list[str]]
@@ -81,7 +81,7 @@ def run_passes(
     module: fx.GraphModule, passes: tuple[Pass, ...] = FRONT_END, choices: Choices | None = None, texts: bool = False
 ) -> Front:
     """Runs the passes until a whole round changes nothing. `texts`: the steps hold the graph before and after."""
-    choices = choices or Choices()
+    choices = Choices.of(None) if choices is None else choices
     start = time.perf_counter()
     graph = copied(module.graph)
     settle(graph)
@@ -90,7 +90,7 @@ def run_passes(
     for round in range(1, ROUNDS + 1):
         quiet = True
         for each in passes:
-            before = str(graph) if texts else ""
+            before = text(graph) if texts else ""
             began = time.perf_counter()
             notes = each(graph, choices)
             if not notes:
@@ -99,12 +99,25 @@ def run_passes(
             name = NAMES.get(each, each.__name__)
             lower = measure(graph, choices)
             if not (lower < value or (each is mark_regions and lower == value)):
-                raise TensorPlayError(f"pass {name} changed the graph without lowering its measure: {value} became {lower}")
+                raise TensorPlayError(
+                    f"pass {name} changed the graph without lowering its measure: {value} became {lower}"
+                )
             value = lower
-            steps.append(Step(round, name, tuple(notes), time.perf_counter() - began, before, str(graph) if texts else ""))
+            steps.append(
+                Step(round, name, tuple(notes), time.perf_counter() - began, before, text(graph) if texts else "")
+            )
         if quiet:
             return Front(_LazyGraphModule(module, graph), tuple(steps), round, time.perf_counter() - start)
     raise TensorPlayError(f"the front-end passes found no fixed point in {ROUNDS} rounds; the last change: {steps[-1]}")
+
+
+def text(graph: fx.Graph) -> str:
+    """The graph, and the regions that its nodes are marked with."""
+    members: dict[int, list[str]] = {}
+    for name, _, number in regions(graph):
+        if number is not None:
+            members.setdefault(number, []).append(name)
+    return "\n".join([str(graph), *[f"    # region {k}: {', '.join(names)}" for k, names in members.items()]])
 
 
 def copied(graph: fx.Graph) -> fx.Graph:

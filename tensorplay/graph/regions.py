@@ -54,4 +54,6 @@ def fusible(node: fx.Node) -> bool:
 
 def regions(graph: fx.Graph) -> list[tuple[str, str | None, int | None]]:
     """The hints as the chapter prints them: (name, kind, number) of each node that computes."""
-    return [(n.name, *n.meta.get("region", NONE)) for n in graph.nodes if n.op not in ("placeholder", "output", "get_attr")]
+    return [
+        (n.name, *n.meta.get("region", NONE)) for n in graph.nodes if n.op not in ("placeholder", "output", "get_attr")
+    ]

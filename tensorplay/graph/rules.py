@@ -83,7 +83,9 @@ _BY_TARGET: dict[Any, list[Identity]] = {}
 for _rule in IDENTITIES:
     _BY_TARGET.setdefault(getattr(operator, _rule.pattern[0]), []).append(_rule)
 
-COMMUTATIVE = frozenset((operator.add, operator.mul, operator.and_, operator.or_, operator.xor, operator.eq, operator.ne))
+COMMUTATIVE = frozenset(
+    (operator.add, operator.mul, operator.and_, operator.or_, operator.xor, operator.eq, operator.ne)
+)
 
 
 # ---- names -----------------------------------------------------------------------------------------------------------

@@ -18,10 +18,12 @@ class OpGraph:
     Each node has meta['spec']: a `Spec`, for operators with several results a tuple of `Spec`s (None where the
     operator returns None), a Python value where it returns one; meta['line']: 'file:line' of the user's source, or
     ''; meta['ordered']: True where the operator draws random numbers or has an effect. No sample value stays alive.
+    recorded: the graph before functionalization, each write one `aten.copy_`; None where nothing was written.
     """
 
     module: fx.GraphModule
     training: bool = False
+    recorded: fx.Graph | None = None
 
     def __str__(self) -> str:
         return str(self.module.graph)

@@ -104,10 +104,12 @@ class Run:
                 for undo in undoing:
                     undo()
         escapes = any(isinstance(x, Tensor) and _storage(x) in recorder.lifted for x in leaves)
+        recorded = None
         if recorder.written or escapes:
+            recorded = _copied(recorder.graph)
             functionalize(recorder.graph)
         sweep(recorder.graph)
-        return OpGraph(_LazyGraphModule(recorder.constants, recorder.graph))
+        return OpGraph(_LazyGraphModule(recorder.constants, recorder.graph), recorded=recorded)
 
     def bind_inputs(self) -> None:
         for i, t in enumerate(self.inputs):
@@ -195,6 +197,14 @@ def modes_kept() -> Iterator[None]:
                 torch.set_autocast_enabled(device, enabled)
                 torch.set_autocast_dtype(device, low)
                 torch.clear_autocast_cache()
+
+
+def _copied(graph: fx.Graph) -> fx.Graph:
+    new = fx.Graph()
+    copies: dict[fx.Node, fx.Node] = {}
+    for node in graph.nodes:
+        copies[node] = new.node_copy(node, copies.__getitem__)
+    return new
 
 
 def _last_uses(graph: fx.Graph) -> dict[fx.Node, list[fx.Node]]:
