@@ -1,6 +1,7 @@
 """Every sample of PyTorch's operator database through tp.compile on the CPU: wrong results, crashes, hangs.
 
     python -m bench.opinfo [--workers 2] [--out bench/results/opinfo] [--dtypes float32 ...] [--ops regex] [--every k]
+                           [--inputs samples|noncontiguous|reference|errors] [--backend graph|loops|kernels]
 
 Each worker is a process of its own; a crash or a hang is the sample's result, not the end of the run. Results are
 appended to one JSON line file a worker, so a run that was stopped resumes where it stopped. At the end (or with
@@ -21,7 +22,7 @@ import subprocess
 import sys
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from .levels import BACKENDS
@@ -95,7 +96,7 @@ def compare(got: object, want: object, values: bool = True) -> bool:
             return compare(got.to_dense(), want.to_dense(), values)
         if want.numel() and got.stride() != want.stride():
             return False
-        return not values or equal(got, want)
+        return not values or want.is_meta or equal(got.flatten(), want.flatten())  # arithmetic has up to 64 dimensions
     if isinstance(want, (tuple, list)):
         return type(got) is type(want) and len(got) == len(want) and all(compare(g, w, values) for g, w in zip(got, want))
     if isinstance(want, dict):
@@ -160,7 +161,21 @@ class Trial:
         return {"outcome": outcome, "fallbacks": reasons, "kernels": len(about.kernels), "calls": len(about.externs), "detail": detail}
 
 
-def worker(todo: list[str], out: pathlib.Path, every: int, level: str) -> None:
+def inputs_of(op: Any, kind: str, dtype: Any) -> Iterator[Any]:
+    """The database's samples; strided ones; more sizes and special values; or what the operator must refuse."""
+    import torch
+
+    if kind == "errors":
+        if dtype == torch.float32 and op.error_inputs_func is not None:  # they choose their own dtypes
+            yield from (e.sample_input for e in op.error_inputs("cpu"))
+    elif kind == "reference":
+        yield from op.reference_inputs("cpu", dtype)
+    else:
+        for sample in op.sample_inputs("cpu", dtype):
+            yield sample.noncontiguous() if kind == "noncontiguous" else sample
+
+
+def worker(todo: list[str], out: pathlib.Path, every: int, level: str, kind: str) -> None:
     import torch
     from torch.testing._internal.common_methods_invocations import op_db
 
@@ -193,7 +208,7 @@ def worker(todo: list[str], out: pathlib.Path, every: int, level: str) -> None:
             dtype, op = getattr(torch, dtype_name), op_db[int(index)]
             torch.manual_seed(0)
             try:
-                samples = [(k, s) for k, s in enumerate(op.sample_inputs("cpu", dtype)) if not (k % every or (unit, k) in done)]
+                samples = [(k, s) for k, s in enumerate(inputs_of(op, kind, dtype)) if not (k % every or (unit, k) in done)]
             except Exception as failure:
                 put(unit=unit, sample=-2, outcome="skipped", detail=f"no samples: {type(failure).__name__}: {failure}"[:200])
                 samples = []
@@ -235,7 +250,7 @@ def supervise(todo: list[list[str]], out: pathlib.Path, chosen: argparse.Namespa
 
     def start(k: int) -> subprocess.Popen:
         command = [sys.executable, "-m", "bench.opinfo", "--worker", str(k), "--workers", str(chosen.workers), "--out", str(out),
-                   "--ops", chosen.ops, "--every", str(chosen.every), "--backend", chosen.backend, "--dtypes", *chosen.dtypes]  # fmt: skip
+                   "--ops", chosen.ops, "--every", str(chosen.every), "--backend", chosen.backend, "--inputs", chosen.inputs, "--dtypes", *chosen.dtypes]  # fmt: skip
         return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
     for k in range(len(todo)):
@@ -289,6 +304,7 @@ def main() -> None:
     options.add_argument("--ops", default="")
     options.add_argument("--every", type=int, default=1, help="only every k-th sample of an operator")
     options.add_argument("--backend", choices=list(BACKENDS), default="kernels", help="the level that runs")
+    options.add_argument("--inputs", choices=("samples", "noncontiguous", "reference", "errors"), default="samples")
     options.add_argument("--worker", type=int, help=argparse.SUPPRESS)
     options.add_argument("--report", action="store_true", help="only print what stands")
     chosen = options.parse_args()
@@ -296,7 +312,7 @@ def main() -> None:
         everything = units(chosen.dtypes, chosen.ops)
         shards = [everything[k :: chosen.workers] for k in range(chosen.workers)]
         if chosen.worker is not None:
-            worker(shards[chosen.worker], chosen.out / f"{chosen.worker}.jsonl", chosen.every, chosen.backend)
+            worker(shards[chosen.worker], chosen.out / f"{chosen.worker}.jsonl", chosen.every, chosen.backend, chosen.inputs)
             return
         supervise(shards, chosen.out, chosen)
     bad = report(chosen.out)
