@@ -186,6 +186,8 @@ class Recorder(TorchDispatchMode):
         how = writes(func)
         assert how is not None
         if func is aten.copy_.default:
+            if crosses(args[0], args[1]):
+                raise UnsupportedError("copy_ reads elements that it has already written")
             self.write(args[0], args[1], fresh=False)
             return args[0]
         if how.functional is None:
@@ -303,6 +305,18 @@ class Recorder(TorchDispatchMode):
 @functools.cache
 def _name(op: torch._ops.OpOverload) -> str:
     return op._schema.name.split("::")[1]
+
+
+def crosses(target: Tensor, source: Tensor) -> bool:
+    """Whether a copy reads memory that it writes elsewhere: then the order of its steps decides what eager gives."""
+    same = (target.shape, target.stride(), target.storage_offset()) == (source.shape, source.stride(), source.storage_offset())
+    if _storage(target) != _storage(source) or (same and target.dtype == source.dtype):
+        return False
+    if target.dtype != source.dtype:
+        return True
+    memory = torch.zeros(target.untyped_storage().nbytes() // target.element_size(), dtype=torch.bool)
+    memory.as_strided(target.shape, target.stride(), target.storage_offset()).fill_(True)
+    return bool(memory.as_strided(source.shape, source.stride(), source.storage_offset()).any())
 
 
 def _storage(t: Tensor) -> int:

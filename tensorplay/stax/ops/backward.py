@@ -56,7 +56,7 @@ def _elu(g, alpha, scale, input_scale, is_result, x):
         negative = g * input_scale * (x + alpha * scale)
     else:
         negative = g * input_scale * (alpha * scale) * s.exp(x * input_scale)
-    return where(x <= 0, negative, g * scale)
+    return where(x > 0, g * scale, negative)
 
 
 def _softplus(g, x, beta=1, threshold=20):
@@ -65,7 +65,7 @@ def _softplus(g, x, beta=1, threshold=20):
 
 
 def _hardswish(g, x):
-    return where(x <= -3, s.scalar(0, x.dtype), where(x < 3, g * (x / 3 + 0.5), g))
+    return where(x >= 3, g, where(x <= -3, _zero(x), g * (x / 3 + 0.5)))
 
 
 def _log_sigmoid(g, x, buffer):
@@ -84,11 +84,11 @@ define(aten.gelu_backward, _gelu)
 define(aten.silu_backward, _silu)
 define(aten.mish_backward, _mish)
 define(aten.leaky_relu_backward, lambda g, x, slope=0.01, result=False: where(x > 0, g, g * slope))
-define(aten.hardtanh_backward, lambda g, x, low=-1, high=1: where((x <= low) | (x >= high), _zero(x), g))
+define(aten.hardtanh_backward, lambda g, x, low=-1, high=1: where((x > low) & (x < high), g, _zero(x)))
 define(aten.hardsigmoid_backward, lambda g, x: where((x > -3) & (x < 3), g * (1 / 6), _zero(x)))
 define(aten.hardswish_backward, _hardswish)
 define(aten.softplus_backward, _softplus)
-define((aten.hardshrink_backward, aten.softshrink_backward), lambda g, x, lambd=0.5: where((x >= -lambd) & (x <= lambd), _zero(x), g))
+define((aten.hardshrink_backward, aten.softshrink_backward), lambda g, x, lambd=0.5: where((x > lambd) | (x < -lambd), g, _zero(x)))
 define(aten.log_sigmoid_backward, _log_sigmoid)
 define(aten.native_dropout_backward, lambda g, mask, scale=1.0: g * mask * scale)
 

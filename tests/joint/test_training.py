@@ -1,0 +1,382 @@
+"""Compiled training regions against eager: values, gradients, their absence, and autograd's contract."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import itertools
+import random
+import warnings
+import weakref
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import tensorplay as tp
+from tensorplay.compiled import compiled_of
+from tensorplay.stax.joint.budget import chosen
+from tensorplay.stax.joint.flow import INFINITE, Network
+from tensorplay.testing import BW, FW, eq, near, saved, targets
+
+
+def comp(f, **options):
+    options.setdefault("strict_native", True)
+    return tp.compile(f, **options)
+
+
+def fresh(*args):
+    return [a.detach().clone().requires_grad_(a.requires_grad) if isinstance(a, torch.Tensor) else a for a in args]
+
+
+def gradients(f, args, seed=0):
+    """Outputs and gradients of one call, with the same random numbers and tangents each time."""
+    xs = fresh(*args)
+    torch.manual_seed(seed)
+    out = f(*xs)
+    outs = out if isinstance(out, tuple) else (out,)
+    torch.manual_seed(seed + 1)
+    live = [o for o in outs if o.requires_grad]
+    torch.autograd.backward(live, [torch.randn_like(o) for o in live])
+    return [o.detach() for o in outs], [x.grad for x in xs if isinstance(x, torch.Tensor)], [o.requires_grad for o in outs]
+
+
+def same(f, *args, tolerance=1e-5, **options):
+    cf = comp(f, **options)
+    for seed in (0, 5):
+        got, want = gradients(cf, args, seed), gradients(f, args, seed)
+        assert near(got[0], want[0], tolerance) and got[2] == want[2]
+        for a, b in zip(got[1], want[1], strict=True):
+            assert (a is None) == (b is None)
+            assert a is None or (near(a, b, tolerance) and a.stride() == b.stride() and a.dtype == b.dtype)
+    return cf
+
+
+def leaf(*size):
+    return torch.randn(*size, requires_grad=True)
+
+
+ACTIVATIONS = (
+    "tanh sigmoid relu gelu silu mish elu selu celu leaky_relu hardtanh relu6 hardsigmoid hardswish softplus hardshrink "
+    "softshrink logsigmoid softsign tanhshrink glu"
+).split()
+SPECIAL = (0.0, -0.0, 3.0, -3.0, 6.0, 0.5, -0.5, 20.0, 1e-40, -1e-40, torch.inf, -torch.inf, torch.nan, 1.0, -1.0, 88.0)
+
+
+@pytest.mark.parametrize("name", ACTIVATIONS)
+@pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16))
+def test_activations_on_special_values(name, dtype):
+    special = [v for v in SPECIAL if name != "gelu" or abs(v) != torch.inf]  # eager's vectors make NaN of gelu(inf)
+    if dtype == torch.bfloat16:  # eager's two code paths for NaN differ where a condition chooses
+        special = [v for v in special if v == v]
+    x = torch.cat([torch.tensor(special), torch.linspace(-6, 6, 34)]).to(dtype)[:46].requires_grad_()
+    same(lambda x: getattr(F, name)(x * 1), x, tolerance=1e-5 if dtype == torch.float32 else 2e-2)
+
+
+@pytest.mark.parametrize("reduction", ("mean", "sum", "none"))
+def test_losses(reduction):
+    x, y, t = leaf(6, 20), leaf(6, 20), torch.tensor([0, 3, -100, 7, 19, 1])
+    for loss in (F.mse_loss, F.smooth_l1_loss, F.huber_loss, F.binary_cross_entropy_with_logits):
+        same(lambda x, y, loss=loss: loss(x * 1.5, y, reduction=reduction), x, y)
+    same(lambda x, y: F.binary_cross_entropy(x.sigmoid(), y, reduction=reduction), x, torch.rand(6, 20))
+    same(lambda x, w: F.cross_entropy(x, t, w, reduction=reduction, label_smoothing=0.1), x, torch.rand(20))
+    same(lambda x: F.cross_entropy(x, t, reduction=reduction), x)
+
+
+@pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16))
+def test_normalizations(dtype):
+    x, w, b = (t.to(dtype).detach().requires_grad_() for t in (leaf(4, 24, 5), leaf(24), leaf(24)))
+    tolerance = 1e-4 if dtype == torch.float32 else 6e-2
+    same(lambda x, w, b: F.group_norm(x, 8, w, b), x, w, b, tolerance=tolerance)
+    same(lambda x, w, b: F.layer_norm(x.mT, (24,), w, b), x, w, b, tolerance=tolerance)
+    same(lambda x, w: F.rms_norm(x.mT, (24,), w), x, w, tolerance=tolerance)
+    if dtype == torch.float32:
+        same(lambda x, w, b: F.batch_norm(x, None, None, w, b, True), x, w, b, tolerance=tolerance)
+        same(lambda x, w: F.batch_norm(x, torch.zeros(24), torch.ones(24), w, None, False), x, w, tolerance=tolerance)
+
+
+def test_views_aliases_and_plain_outputs():
+    x, y = leaf(6, 4), leaf(6, 4)
+    same(lambda x: (x * 2).chunk(2), x)
+    same(lambda x: ((z := x.exp()), z.view(-1), z.detach(), z[1:3] * 2), x)
+    same(lambda x, y: (x.view(-1), (x + y).t(), (x > 0), x.argmax()), x, y)
+    same(lambda x, y: (x.sin(), x.detach() * y.detach()), x, y)
+    out = comp(lambda x: (x, x.t(), (x * 2)[0]))(x)
+    assert out[0] is x and out[1]._base is x
+    out[2].mul_(2).sum().backward()  # in place on what came out, as eager allows
+    assert eq(x.grad, F.pad(torch.full((1, 4), 4.0), (0, 0, 0, 5)))
+
+
+def test_no_grad_regions_and_frozen_inputs():
+    def f(x, w, c):
+        with torch.no_grad():
+            scale = x.abs().mean()
+        return (x / scale) @ w + c
+
+    cf = same(f, leaf(5, 4), torch.randn(4, 3), leaf(3))
+    body = targets(BW(cf))
+    assert body.count("mm") == 1 and len(BW(cf).graph.output_node().args[0]) == 2
+
+
+def test_absent_tangents_stay_absent():
+    def f(x, a, b):
+        h = x * 2
+        return (h * a).sum(), (h.log() + b).sum()
+
+    for wanted in ((0,), (1,), (0, 1)):
+        found = []
+        for g in (comp(f), f):
+            x, a, b = torch.zeros(3, requires_grad=True), leaf(3), leaf(3)
+            with torch.no_grad():
+                a.fill_(2.0)
+            outs = g(x, a, b)
+            torch.autograd.backward([outs[k] for k in wanted])
+            found.append([None if t.grad is None else t.grad.clone() for t in (x, a, b)])
+        for got, want in zip(*found, strict=True):
+            assert (got is None) == (want is None) and (got is None or eq(got, want))
+
+
+def test_subset_of_inputs_hooks_and_accumulation():
+    w, x, seen = leaf(4), leaf(4), []
+    w.register_hook(lambda g: seen.append(g.clone()) or g * 2)
+    cf = comp(lambda w, x: (w * x).sum())
+    (only,) = torch.autograd.grad(cf(w, x), [x])
+    assert eq(only, w.detach()) and not seen
+    for _ in range(2):
+        cf(w, x).backward()
+    assert eq(w.grad, 4 * x.detach()) and len(seen) == 2
+
+
+def test_create_graph_runs_the_captured_graph():
+    x, y = leaf(5), leaf(5)
+
+    def twice(f):
+        (g,) = torch.autograd.grad(f(x, y).sum(), x, create_graph=True)
+        return torch.autograd.grad((g * g).sum(), (x, y))
+
+    def f(x, y):
+        return x.sin() * y.exp() + x**3
+
+    assert near(twice(comp(f)), twice(f), 1e-5)
+    assert near(twice(lambda x, y: comp(f)(x * 2.0, y)), twice(lambda x, y: f(x * 2.0, y)), 1e-5)
+
+
+def test_create_graph_draws_the_same_mask():
+    x = leaf(64)
+
+    def penalty(f):
+        torch.manual_seed(3)
+        (g,) = torch.autograd.grad(f(x).sum(), x, create_graph=True)
+        state = torch.get_rng_state()
+        return torch.autograd.grad((g * g).sum(), x)[0], state
+
+    def f(x):
+        return F.dropout(x * x, 0.5)
+
+    got, want = penalty(comp(f)), penalty(f)
+    assert near(got[0], want[0], 1e-6) and eq(got[1], want[1])
+
+
+def test_create_graph_through_a_write_is_refused():
+    bn = nn.BatchNorm1d(3)
+    x = leaf(8, 3)
+    out = comp(bn)(x).pow(2).sum()
+    with pytest.raises(RuntimeError, match="create_graph"):
+        torch.autograd.grad(out, x, create_graph=True)
+
+
+def test_changed_inputs_raise_only_where_eager_does():
+    def change(g, which):
+        args = fresh(p, b, x)
+        out = g(*args)
+        with torch.no_grad():
+            args[which].add_(1)
+        try:
+            out.sum().backward()
+        except RuntimeError as error:
+            return "modified by an inplace operation" in str(error)
+        return [t.grad for t in args]
+
+    p, b, x = leaf(4), leaf(4), leaf(4)
+
+    def f(p, b, x):
+        return (p.exp() * x + b).tanh()
+
+    cf = comp(f)
+    for which in range(3):
+        got, want = change(cf, which), change(f, which)
+        assert got == want if isinstance(want, bool) else near(got, want, 1e-6)
+
+
+def test_second_backward_is_refused_and_memory_returns():
+    x = leaf(1000)
+    cf = comp(lambda x: x.exp().sin())
+    out = cf(x)
+    out.sum().backward()
+    with pytest.raises(RuntimeError, match="second time"):
+        out.sum().backward()
+    gc.disable()
+    try:
+        y = leaf(1000)
+        out = cf(y)
+        alive = weakref.ref(y)
+        del out, y
+        assert alive() is None
+    finally:
+        gc.enable()
+
+
+def test_batch_statistics_move_once_a_call():
+    bn, x = nn.Sequential(nn.Linear(3, 5), nn.BatchNorm1d(5), nn.ReLU()), torch.randn(16, 3)
+    ref = copy.deepcopy(bn)
+    cf = comp(bn)
+    for _ in range(3):
+        cf(x).sum().backward()
+        ref(x).sum().backward()
+    assert int(bn[1].num_batches_tracked) == 3
+    for a, b in zip(bn.state_dict().values(), ref.state_dict().values(), strict=True):
+        assert near(a, b, 1e-6)
+    for a, b in zip(bn.parameters(), ref.parameters(), strict=True):
+        assert near(a.grad, b.grad, 1e-5)
+
+
+def test_writes_to_what_requires_grad_run_on_torch():
+    def f(x):
+        x.mul_(2)
+        return x.sin()
+
+    w = leaf(4)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", tp.FallbackWarning)
+        comp(f, strict_native=False)(w * 1.0).sum().backward()
+    assert near(w.grad, 2 * (2 * w.detach()).cos(), 1e-6)
+
+
+class Straight(torch.autograd.Function):
+    """Rounds; the gradient passes straight through, halved."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x.round()
+
+    @staticmethod
+    def backward(ctx, g):
+        (x,) = ctx.saved_tensors
+        return g * 0.5 + 0 * x
+
+
+class Peeking(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, g):
+        (x,) = ctx.saved_tensors
+        return g * 2 if x.sum() > 0 else g * 0
+
+
+def test_custom_functions():
+    same(lambda x: Straight.apply(x * 3).sin(), leaf(6))
+    cf = comp(lambda x: Peeking.apply(x).sum(), strict_native=False)
+    for sign in (1.0, -1.0):
+        x = torch.full((3,), sign, requires_grad=True)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", tp.FallbackWarning)
+            cf(x).backward()
+        assert eq(x.grad, torch.full((3,), 2.0 if sign > 0 else 0.0) * (1 if sign > 0 else 1))
+
+
+def test_autocast_inside_and_around():
+    x, w = leaf(6, 8), leaf(8, 8)
+
+    def f(x, w):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return (x @ w).gelu().float().sum() if hasattr(x, "gelu") else F.gelu(x @ w).float().sum()
+
+    same(f, x, w, tolerance=3e-2)
+
+    def around(g):
+        a, b = fresh(x, w)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            out = g(a, b)
+        out.float().sum().backward()
+        return out.detach(), a.grad, b.grad
+
+    def h(x, w):
+        return F.gelu(x @ w)
+
+    got, want = around(comp(h)), around(h)
+    assert near(got, want, 3e-2)
+
+
+def test_dropout_saves_a_mask_of_bytes():
+    cf = same(lambda x, w: F.dropout((x @ w).relu(), 0.3) * 2, leaf(16, 8), leaf(8, 32))
+    program = compiled_of(cf).versions[-1].program
+    assert program.partition.saved_bytes <= 16 * 32 * 5
+    assert "bernoulli" not in targets(BW(cf)) and "bernoulli" in targets(FW(cf))
+
+
+def test_partitions():
+    def f(a, b):
+        return (a @ b).relu().tanh().sum()
+
+    a, b = leaf(4, 8), leaf(8, 16)
+    assert saved(same(f, a, b)) == ["relu"]
+    assert saved(same(f, a, b, options={"partition": "default"})) == ["relu", "tanh"]
+    with pytest.raises(ValueError, match="partition"):
+        chosen({"partition": "largest"})
+
+
+def test_minimum_cut_against_every_subset():
+    rng = random.Random(0)
+    for _ in range(200):
+        n = rng.randint(2, 7)
+        edges = [(i, j) for i in range(n) for j in range(i + 1, n) if rng.random() < 0.5]
+        cost = [rng.randint(1, 9) for _ in range(n)]
+        fixed = {i for i in range(n) if rng.random() < 0.3} | {0}
+        needed = {i for i in range(n) if rng.random() < 0.4} | {n - 1}
+        net = Network(2 * n + 2)
+        for i in range(n):
+            net.edge(2 * i, 2 * i + 1, cost[i])
+            if i in fixed or not any(b == i for _, b in edges):
+                net.edge(2 * n, 2 * i, INFINITE)
+            else:
+                for a, b in edges:
+                    if b == i:
+                        net.edge(2 * a + 1, 2 * i, INFINITE)
+            if i in needed:
+                net.edge(2 * i + 1, 2 * n + 1, INFINITE)
+        value = net.flow(2 * n, 2 * n + 1)
+        near_sink = net.near(2 * n + 1)
+        cut = {i for i in range(n) if 2 * i not in near_sink and 2 * i + 1 in near_sink}
+        roots = fixed | {i for i in range(n) if not any(b == i for _, b in edges)}
+
+        def enough(kept, edges=edges, roots=roots, needed=needed):
+            stack, seen = [i for i in needed if i not in kept], set()
+            while stack:
+                i = stack.pop()
+                if i in roots:
+                    return False
+                if i not in seen:
+                    seen.add(i)
+                    stack += [a for a, b in edges if b == i and a not in kept]
+            return True
+
+        subsets = itertools.chain.from_iterable(itertools.combinations(range(n), k) for k in range(n + 1))
+        best = min(sum(cost[i] for i in kept) for kept in subsets if enough(set(kept)))
+        assert value == best == sum(cost[i] for i in cut) and enough(cut)
+
+
+def test_failed_check_raises_as_eager():
+    def f(w, i):
+        return F.embedding(i, w).sum()
+
+    w = leaf(4, 3)
+    cf = comp(f)
+    cf(w, torch.tensor([0, 1])).backward()
+    with pytest.raises(IndexError):
+        cf(w, torch.tensor([0, 9]))
