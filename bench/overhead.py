@@ -1,49 +1,97 @@
-"""What a call costs around its kernel: example 1.1 at (64, 128), in microseconds (row 8.09).
+"""What a call costs around its kernel, in microseconds (row 8.09).
 
     python -m bench.overhead [--inductor] [--rounds 11]
 
-`program` is the back end's callable, `entry` the native code alone on a filled pointer table; the wrapper's cost is
-the difference between `compiled` and `entry`. Peers run alternately in one process.
+Three kinds of calls: example 1.1 at (64, 128) with the same tensors, the same with other tensor objects at every
+call, and a module with 150 parameters, whose call checks every parameter, flag and hook. `kernel` is the native code
+alone on a filled pointer table (for the module: the program without its key), and the overhead of a peer is what its
+call takes longer. Peers run alternately in one process; --inductor measures torch.compile too.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
+from collections.abc import Callable
 
 import torch
+from torch import nn
 
 from .clock import alternate, machine, table
+
+LAYERS = 75
 
 
 def example(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     return (torch.relu(x + w) * 2).sum(-1)
 
 
-def peers(inductor: bool, held: list) -> dict[str, object]:
-    """The functions to time; `held` keeps what they point to."""
+class Scales(nn.Module):
+    """A chain of 75 scales and shifts: 150 parameters, little arithmetic."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(Scale() for _ in range(LAYERS))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+class Scale(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight, self.bias = nn.Parameter(torch.ones(16)), nn.Parameter(torch.zeros(16))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.weight + self.bias
+
+
+def over_pairs(f: Callable) -> Callable[[], object]:
+    """Calls with another pair of tensor objects every time."""
+    pairs = itertools.cycle([(torch.randn(64, 128), torch.randn(64, 128)) for _ in range(64)])
+    return lambda: f(*next(pairs))
+
+
+def kernel(compiled: object, held: list, *inputs: torch.Tensor) -> Callable[[], object]:
+    """The native code alone; `held` keeps what its table points to."""
     import tensorplay as tp
     from tensorplay.stax.runtime import launch
 
-    x, w, out = torch.randn(64, 128), torch.randn(64, 128), torch.empty(64)
-    compiled = tp.compile(example, strict_native=True)
-    assert torch.allclose(compiled(x, w), example(x, w), atol=1e-4)
     program = tp.explain(compiled).versions[-1].program
-    name = program.source.entries[0]
-    tensors = [{"primals_1": x, "primals_2": w}.get(slot, out) for slot in program.plan.slots]
-    lease = program.arena.take()  # keeps the table alive, as `tensors` keeps what it points to
-    entry = launch.entry_of(program.artifact, name)
+    entry = launch.entry_of(program.artifact, program.source.entries[0])
+    names = [b.name for b in program.plan.loops.inputs]
+    tensors = [dict(zip(names, inputs)).get(slot, torch.empty(64)) for slot in program.plan.slots]
+    lease = program.arena.take()
     launch.launch(entry, lease.table, 1, tuple(range(len(tensors))), *tensors)
-    found = {
-        "eager": lambda: example(x, w),
-        "compiled": lambda: compiled(x, w),
-        "program": lambda: program(x, w),
-        "entry": lambda: launch.launch(entry, lease.table, 1, ()),
-    }
     held.append((lease, tensors))
+    return lambda: launch.launch(entry, lease.table, 1, ())
+
+
+def calls(inductor: bool, held: list) -> dict[str, dict[str, Callable[[], object]]]:
+    """The functions to time, by kind of call."""
+    import tensorplay as tp
+
+    x, w, y = torch.randn(64, 128), torch.randn(64, 128), torch.randn(16)
+    ours, module = tp.compile(example, strict_native=True), Scales().eval()
+    ours_module = tp.compile(module, strict_native=True)
+    assert torch.allclose(ours(x, w), example(x, w), atol=1e-4) and torch.allclose(ours_module(y), module(y))
+    native = kernel(ours, held, x, w)
+    version = tp.explain(ours_module).versions[-1]
+    inputs = version.read((y,), {})
+    found: dict[str, dict[str, Callable[[], object]]] = {
+        "same tensors": {"kernel": native, "eager": lambda: example(x, w), "TensorPlay": lambda: ours(x, w)},
+        "new tensors": {"kernel": native, "eager": over_pairs(example), "TensorPlay": over_pairs(ours)},
+        "150 parameters": {
+            "kernel": lambda: version.program.trusted(*inputs), "eager": lambda: module(y), "TensorPlay": lambda: ours_module(y),
+        },
+    }  # fmt: skip
     if inductor:
-        theirs = torch.compile(example)
-        theirs(x, w)
-        found["torch.compile"] = lambda: theirs(x, w)
+        theirs, theirs_module = torch.compile(example), torch.compile(module)
+        found["same tensors"]["torch.compile"] = lambda: theirs(x, w)
+        found["new tensors"]["torch.compile"] = over_pairs(theirs)
+        found["150 parameters"]["torch.compile"] = lambda: theirs_module(y)
     return found
 
 
@@ -52,16 +100,17 @@ def main() -> None:
     options.add_argument("--inductor", action="store_true", help="measure torch.compile too")
     options.add_argument("--rounds", type=int, default=11)
     chosen = options.parse_args()
+    rows, held = [], []
     with torch.no_grad():
-        held: list = []
-        times = alternate(peers(chosen.inductor, held), chosen.rounds, least=5e-3)
-    base = times["entry"].median
-    rows = [
-        [name, f"{t.best * 1e6:.2f}", f"{t.median * 1e6:.2f}", f"{(t.median - base) * 1e6:.2f}"]
-        for name, t in times.items()
-    ]
+        for kind, peers in calls(chosen.inductor, held).items():
+            times = alternate(peers, chosen.rounds, least=5e-3)
+            base = times["kernel"]
+            rows += [
+                [kind, name, f"{t.best * 1e6:.2f}", f"{t.median * 1e6:.2f}", f"{(t.best - base.best) * 1e6:.2f}", f"{(t.median - base.median) * 1e6:.2f}"]
+                for name, t in times.items()
+            ]
     print(machine())
-    print(table(["peer", "best us", "median us", "over the kernel us"], rows))
+    print(table(["call", "peer", "best us", "median us", "over the kernel, best", "median"], rows))
 
 
 if __name__ == "__main__":

@@ -45,7 +45,8 @@ typedef struct {
   void *stream;
 } DLExchange;
 
-enum { FLAGS = 4, PROBES = 24, REMEMBERED = 8 };
+enum { NEG, CONJ, INFERENCE, NAMED, FLAGS }; /* in the order in which setup gets them */
+enum { DL_COMPLEX = 5, PROBES = 24, REMEMBERED = 8 };
 
 static int (*peek)(void *, DLTensor *);
 static PyTypeObject *tensor_type, *parameter_type;
@@ -55,6 +56,7 @@ static int flag_count;
 static PyGetSetDef *get_grad, *get_version;
 static PyObject *probes; /* callables, (dictionary, key) pairs, dictionaries: the state of the process and the thread */
 static PyObject *s_call, *s_data_ptr, *s_forward, *s_forward_hooks, *s_forward_pre_hooks, *s_table;
+static PyObject *s_parameters, *s_buffers, *s_modules;
 static int forked;
 
 typedef struct {
@@ -64,28 +66,50 @@ typedef struct {
   int32_t ndim;
 } Head; /* a fingerprint is a head, then sizes, then strides */
 
-/* Reads a tensor's metadata; 0 where it is no plain tensor with memory of its own. */
-static int describe(PyObject *t, Head *h, DLTensor *d) {
+/* The answer of a method of a tensor that gives a bool; -1 on an error. */
+static int flag(int k, PyObject *t) {
+  PyObject *set = plain_flags[k] ? plain_flags[k](t, NULL) : PyObject_CallOneArg(flags[k], t);
+  Py_XDECREF(set); /* True and False live on */
+  return set ? set == Py_True : -1;
+}
+
+static long long version_of(PyObject *t) {
+  PyObject *v = get_version->get(t, get_version->closure);
+  long long out = v ? PyLong_AsLongLong(v) : -1;
+  Py_XDECREF(v);
+  if (out < 0) PyErr_Clear();
+  return out;
+}
+
+/* Reads a tensor's metadata; 0 where it is no plain tensor with memory of its own. The memory that `d` points into is
+ * the tensor's: it is read last, since a flag may let another thread run. */
+static int describe(PyObject *t, Head *h, DLTensor *d, long long *version) {
   memset(h, 0, sizeof *h);
   if (Py_TYPE(t) == tensor_type) h->kind = 1;
   else if (Py_TYPE(t) == parameter_type) h->kind = 2;
   else return 0;
+  PyObject *grad = get_grad->get(t, get_grad->closure);
+  if (!grad) goto no;
+  h->grad = grad == Py_True;
+  Py_DECREF(grad);
+  *version = version_of(t); /* only inference tensors have none */
+  for (int k = 0; k < flag_count; k++) {
+    if (k == CONJ || (k == INFERENCE && *version >= 0)) continue;
+    int set = flag(k, t);
+    if (set < 0) goto no;
+    h->flags |= (uint8_t)(set << k);
+  }
   if (!peek || peek(t, d)) goto no;
+  if (d->dtype.code == DL_COMPLEX) {
+    int set = flag(CONJ, t);
+    if (set < 0 || peek(t, d)) goto no;
+    h->flags |= (uint8_t)(set << CONJ);
+  }
   if (!d->data)
     for (int32_t i = 0;; i++) {
       if (i == d->ndim) return 0;
       if (!d->shape[i]) break;
     }
-  PyObject *grad = get_grad->get(t, get_grad->closure);
-  if (!grad) goto no;
-  h->grad = grad == Py_True;
-  Py_DECREF(grad);
-  for (int k = 0; k < flag_count; k++) {
-    PyObject *set = plain_flags[k] ? plain_flags[k](t, NULL) : PyObject_CallOneArg(flags[k], t);
-    if (!set) goto no;
-    h->flags |= (uint8_t)((set == Py_True) << k);
-    Py_DECREF(set);
-  }
   h->dtype = d->dtype, h->device = d->device, h->ndim = d->ndim;
   return 1;
 no:
@@ -102,22 +126,15 @@ static int same_tensor(const Head *h, const DLTensor *d, PyObject *fingerprint) 
 static PyObject *fingerprint(PyObject *self, PyObject *t) {
   Head h;
   DLTensor d;
+  long long version;
   (void)self;
-  if (!describe(t, &h, &d)) Py_RETURN_NONE;
+  if (!describe(t, &h, &d, &version)) Py_RETURN_NONE;
   size_t dims = sizeof(int64_t) * (size_t)h.ndim;
   PyObject *out = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)(sizeof h + 2 * dims));
   if (!out) return NULL;
   char *f = PyBytes_AS_STRING(out);
   memcpy(f, &h, sizeof h);
   if (dims) memcpy(f + sizeof h, d.shape, dims), memcpy(f + sizeof h + dims, d.strides, dims);
-  return out;
-}
-
-static long long version_of(PyObject *t) {
-  PyObject *v = get_version->get(t, get_version->closure); /* raises for inference tensors */
-  long long out = v ? PyLong_AsLongLong(v) : -1;
-  Py_XDECREF(v);
-  if (out < 0) PyErr_Clear();
   return out;
 }
 
@@ -328,7 +345,8 @@ static PyTypeObject LaunchType = {
 /* Reading: v[dst] from v[src] and the object.  Comparing: v[src] with the object; dst is a second operand. */
 #define OPS(X)                                                                                                          \
   X(argument) X(constant) X(item) X(attribute) X(cell) X(size) X(type) X(method) X(get) X(dict)                         \
-  X(is) X(same) X(held) X(equal) X(tensor) X(module) X(absent) X(identical) X(outcome)
+  X(keys) X(defined) X(result)                                                                                          \
+  X(is) X(same) X(held) X(equal) X(tensor) X(module) X(names) X(absent) X(identical) X(outcome)
 #define ENUM(name) OP_##name,
 #define NAME(name) #name,
 enum { OPS(ENUM) OP_count };
@@ -461,6 +479,24 @@ static int empty_dict(PyObject *owner, PyObject *name) {
   return d && PyDict_Check(d) && !PyDict_GET_SIZE(d);
 }
 
+/* Whether a module's attributes, parameters, buffers and submodules have exactly these names, in order. */
+static int names_are(PyObject *attributes, PyObject *names) {
+  PyObject *tables[] = {attributes, PyDict_GetItemWithError(attributes, s_parameters),
+                        PyDict_GetItemWithError(attributes, s_buffers), PyDict_GetItemWithError(attributes, s_modules)};
+  Py_ssize_t at = 0, n = PyTuple_GET_SIZE(names);
+  for (int k = 0; k < 4; k++) {
+    if (!tables[k] || !PyDict_CheckExact(tables[k])) return 0;
+    PyObject *key;
+    Py_ssize_t place = 0;
+    while (PyDict_Next(tables[k], &place, &key, NULL)) {
+      if (at == n) return 0;
+      PyObject *name = PyTuple_GET_ITEM(names, at++);
+      if (key != name && same_value(key, name) != 1) return 0;
+    }
+  }
+  return at == n;
+}
+
 /* Whether no two of the inputs are one object. */
 static int all_distinct(Check *self, PyObject **v) {
   Py_ssize_t n = self->inputs;
@@ -496,6 +532,7 @@ static PyObject *inputs_of(Check *self, PyObject **v) {
 static int check_steps(Check *self, PyObject *args, PyObject **v, int *called) {
   Head h;
   DLTensor d;
+  long long version;
   for (Py_ssize_t k = 0; k < self->count; k++) {
     const Step *s = self->table + k;
     PyObject *from = s->src >= 0 ? v[s->src] : NULL, *made = NULL, *o = s->object;
@@ -507,7 +544,10 @@ static int check_steps(Check *self, PyObject *args, PyObject **v, int *called) {
         if (PyDict_CheckExact(from)) made = Py_XNewRef(PyDict_GetItemWithError(from, o));
         else made = PyObject_GetItem(from, o), *called = 1;
         break;
-      case OP_attribute: made = PyObject_GetAttr(from, o), *called = 1; break;
+      case OP_attribute:
+        made = PyObject_GetAttr(from, o);
+        *called |= !PyFunction_Check(from); /* others may have a __getattr__ */
+        break;
       case OP_cell: made = PyCell_Get(o); break;
       case OP_size: {
         Py_ssize_t n = PyObject_Size(from);
@@ -518,6 +558,13 @@ static int check_steps(Check *self, PyObject *args, PyObject **v, int *called) {
       case OP_method: made = PyObject_CallMethodNoArgs(from, o), *called = 1; break;
       case OP_get: made = PyObject_CallFunctionObjArgs(o, args, NULL), *called = 1; break;
       case OP_dict: made = PyObject_GenericGetDict(from, NULL); break;
+      case OP_keys: made = PySequence_Tuple(from); break;
+      case OP_defined: {
+        int found = PyDict_CheckExact(from) ? PyDict_Contains(from, o) : -1;
+        made = found < 0 ? NULL : Py_NewRef(found ? Py_True : Py_False);
+        break;
+      }
+      case OP_result: made = PyObject_CallNoArgs(from), *called = 1; break;
       case OP_is: holds = from == o; break;
       case OP_same: holds = same_value(from, o); break;
       case OP_held: holds = held_is(o, from); break;
@@ -528,12 +575,13 @@ static int check_steps(Check *self, PyObject *args, PyObject **v, int *called) {
         Py_XDECREF(now);
         break;
       }
-      case OP_tensor: holds = describe(from, &h, &d) && same_tensor(&h, &d, o); break;
+      case OP_tensor: holds = describe(from, &h, &d, &version) && same_tensor(&h, &d, o); break;
       case OP_module: /* dst: its attributes */
         holds = (PyObject *)Py_TYPE(from) == o && empty_dict(v[s->dst], s_forward_hooks) &&
                 empty_dict(v[s->dst], s_forward_pre_hooks) && !PyDict_GetItemWithError(v[s->dst], s_forward);
         break;
-      case OP_absent: holds = PyDict_CheckExact(from) && !PyDict_GetItemWithError(from, o); break;
+      case OP_absent: holds = !PyDict_GetItemWithError(v[s->dst], o); break; /* dst: the attributes of a module */
+      case OP_names: holds = names_are(v[s->dst], o); break; /* dst: the attributes of a module */
       case OP_identical: holds = from == v[s->dst]; break;
       case OP_outcome: { /* (inputs -> outcome, expected) */
         PyObject *inputs = inputs_of(self, v), *now = inputs ? PyObject_CallOneArg(PyTuple_GET_ITEM(o, 0), inputs) : NULL;
@@ -614,7 +662,13 @@ typedef struct {
   int tensor; /* 1: described, 0: not a plain tensor */
   Head head;
   DLTensor data;
+  long long version;
 } View;
+
+static void look(View *views, PyObject *args) {
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(args); i++)
+    views[i].tensor = describe(PyTuple_GET_ITEM(args, i), &views[i].head, &views[i].data, &views[i].version);
+}
 
 static void forget(Dispatch *self) {
   Py_ssize_t n = self->remembered;
@@ -697,7 +751,7 @@ static int same_as_last(Dispatch *self, Check *c, PyObject *args, const View *vi
     if (!views[i].tensor) continue;
     PyObject *t = PyTuple_GET_ITEM(args, i);
     if (at == REMEMBERED) return 0;
-    long long version = version_of(t);
+    long long version = views[i].version;
     if (at < self->remembered && version >= 0) {
 #if PY_VERSION_HEX >= 0x030D0000
       PyObject *held = NULL;
@@ -754,8 +808,7 @@ static PyObject *dispatch_call(Dispatch *self, PyObject *args, PyObject *kwargs)
   for (Py_ssize_t k = 0; !served && k < versions; k++) {
     Check *c = (Check *)PyTuple_GET_ITEM(checks, k);
     if (c->count < 0 || !probes_are(now, c->expected)) continue;
-    if (stale)
-      for (Py_ssize_t i = 0; i < n; i++) views[i].tensor = describe(PyTuple_GET_ITEM(args, i), &views[i].head, &views[i].data);
+    if (stale) look(views, args);
     stale = 0;
     if (!arguments_are(c, args, views)) continue;
     if (c->slots > room) {
@@ -771,8 +824,7 @@ static PyObject *dispatch_call(Dispatch *self, PyObject *args, PyObject *kwargs)
     if (holds > 0) {
       served = 1;
       c->hits++;
-      if (stale) /* what the steps called may have changed what the views point into */
-        for (Py_ssize_t i = 0; i < n; i++) views[i].tensor = describe(PyTuple_GET_ITEM(args, i), &views[i].head, &views[i].data);
+      if (stale) look(views, args); /* what the steps called may have changed what the views point into */
       int same = same_as_last(self, c, args, views);
       *(same ? c->gated ? &self->level2 : &self->level1 : &self->level3) += 1;
       out = check_run(c, args, v);
@@ -921,7 +973,8 @@ static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "_native", "Serving c
 PyMODINIT_FUNC PyInit__native(void) {
   static struct { PyObject **at; const char *text; } names[] = {
       {&s_call, "_call"}, {&s_data_ptr, "data_ptr"}, {&s_forward, "forward"}, {&s_forward_hooks, "_forward_hooks"},
-      {&s_forward_pre_hooks, "_forward_pre_hooks"}, {&s_table, "table"}};
+      {&s_forward_pre_hooks, "_forward_pre_hooks"}, {&s_table, "table"},
+      {&s_parameters, "_parameters"}, {&s_buffers, "_buffers"}, {&s_modules, "_modules"}};
   for (size_t i = 0; i < sizeof names / sizeof *names; i++)
     if (!(*names[i].at = PyUnicode_InternFromString(names[i].text))) return NULL;
   PyObject *m = PyModule_Create(&module);

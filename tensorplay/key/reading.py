@@ -19,7 +19,22 @@ import torch
 from torch import nn
 
 from .signature import Entry, _keys, entry, opaque, plain, tensor_entry
-from .sources import Argument, Attribute, Cell, Defined, Item, Keys, Keyword, Method, Names, Root, Size, Source, TypeOf
+from .sources import (
+    Argument,
+    Attribute,
+    Cell,
+    Defined,
+    Item,
+    Keys,
+    Keyword,
+    Method,
+    Names,
+    Result,
+    Root,
+    Size,
+    Source,
+    TypeOf,
+)
 
 _TABLES = ("_parameters", "_buffers", "_modules")
 _CONTAINERS = (nn.ModuleList, nn.Sequential)
@@ -48,6 +63,7 @@ class Text:
     values: dict[Source, Any] = field(default_factory=dict)
     owners: list[tuple[Source, nn.Module]] = field(default_factory=list)
     steps: list[tuple[str, int, int, Any]] | None = field(default_factory=list)  # (step, result, operand, object)
+    listed: dict[str, str] = field(default_factory=dict)  # variables for the names in a module, and the module's
     slots: dict[str, int] = field(default_factory=dict)  # of the names in the text, and of what only the steps read
 
     def constant(self, value: Any) -> str:
@@ -129,7 +145,7 @@ class Text:
                 if isinstance(base, nn.Module) and name not in base.__dict__ and not hasattr(type(base), name):
                     for table in _TABLES:
                         if name in base.__dict__[table]:
-                            self.check(f"{name!r} in {own}.__dict__")
+                            self.check(f"{name!r} in {own}.__dict__")  # an attribute would hide it
                             return f"{own}.{table}[{name!r}]"
                 return f"{own}.{name}" if name.isidentifier() else f"getattr({own}, {name!r})"
             case Item(owner, key):
@@ -168,7 +184,7 @@ class Text:
                 if isinstance(base, nn.Module) and attribute not in base.__dict__ and not hasattr(type(base), attribute):
                     for table in _TABLES:
                         if attribute in base.__dict__[table]:
-                            self.step("absent", "", f"{own}.__dict__", attribute)
+                            self.step("absent", f"{own}.__dict__", "", attribute)
                             return self.step("item", name, self._table(own, table), attribute)
                 self.step("attribute", name, own, attribute)
             case Item(_, key):
@@ -181,6 +197,14 @@ class Text:
                 self.step("type", name, own)
             case Method(_, method):
                 self.step("method", name, own, method)
+            case Keys():
+                self.step("keys", name, own)
+            case Defined(_, variable):
+                self.step("defined", name, own, variable)
+            case Result():
+                self.step("result", name, own)
+            case Names():
+                self.listed[name] = own  # compared without making a tuple
             case _:
                 self.step("get", name, "", functools.partial(_without_keywords, source))
 
@@ -214,7 +238,10 @@ class Text:
             self.step("is", "", name, value)
         elif type(value) is tuple and all(type(v) is str for v in value):
             self.check(f"{name} != {self.constant(value)}")
-            self.step("same", "", name, value)
+            if name in self.listed:
+                self.step("names", f"{self.listed[name]}.__dict__", "", value)
+            else:
+                self.step("same", "", name, value)
         elif plain(value):
             self.step("same", "", name, value)
             self.check(f"{name} is not {self.constant(value)} and entry({name}) != {self.constant(expected)}")
