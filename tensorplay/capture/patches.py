@@ -39,6 +39,15 @@ REFUSED: tuple[tuple[Any, str, str, bool], ...] = (
 )
 
 
+# the beginning and the end of a torch.func transform: module, name, change of depth
+LEVELS: tuple[tuple[str, str, int], ...] = tuple(
+    (f"torch._functorch.{module}", f"_{kind}_{word}_nesting", change)
+    for module, kinds in (("eager_transforms", ("grad", "jvp", "func")), ("vmap", ("vmap",)))
+    for kind in kinds
+    for word, change in (("increment", 1), ("decrement", -1))
+)
+
+
 def overrides_torch_function(args: Any) -> bool:
     """torch.overrides.has_torch_function as it answers while no mode is active."""
     for a in args:
@@ -50,6 +59,8 @@ def overrides_torch_function(args: Any) -> bool:
     return False
 
 
+_NEW_PARAMETER: Any = torch.nn.Parameter.__dict__["__new__"]
+_NEW_PARAMETER = getattr(_NEW_PARAMETER, "__func__", _NEW_PARAMETER)
 _ON_APPLY: list[Callable[[type, tuple, dict], Any]] = []  # the callback of the running capture
 _OWNER: list[int] = []  # the thread of the running capture
 
@@ -83,8 +94,11 @@ def apply_function(cls: type, args: tuple, kwargs: dict) -> Any:
 
 
 @contextlib.contextmanager
-def patched(on_apply: Callable[[type, tuple, dict], Any], refuse: Callable[[str], None]) -> Iterator[None]:
-    """`on_apply` runs in place of Function.apply; `refuse` is called with the reason, and raises."""
+def patched(
+    on_apply: Callable[[type, tuple, dict], Any], on_level: Callable[[int], None], on_parameter: Callable, refuse: Callable[[str], None]
+) -> Iterator[None]:
+    """`on_apply` runs in place of Function.apply, `on_parameter` after a parameter was made, `on_level` where a
+    torch.func transform begins (1) or ended (-1); `refuse` is called with the reason, and raises."""
     owner = threading.get_ident()
     saved: list[tuple[Any, str, Any]] = []
 
@@ -101,6 +115,21 @@ def patched(on_apply: Callable[[type, tuple, dict], Any], refuse: Callable[[str]
 
         return stand_in
 
+    def leveled(original: Any, change: int) -> Any:
+        def stand_in(*args: Any, **kwargs: Any) -> Any:
+            result = original(*args, **kwargs)
+            if threading.get_ident() == owner:
+                on_level(change)
+            return result
+
+        return stand_in
+
+    def parameter(cls: type, data: Any = None, requires_grad: bool = True) -> Any:
+        made = _NEW_PARAMETER(cls, data, requires_grad)
+        if threading.get_ident() == owner and cls is torch.nn.Parameter and type(data) in (torch.Tensor, torch.nn.Parameter):
+            on_parameter(made, data, requires_grad)
+        return made
+
     def has_torch_function(relevant_args: Any) -> bool:
         if threading.get_ident() == owner:
             return overrides_torch_function(relevant_args)
@@ -112,12 +141,18 @@ def patched(on_apply: Callable[[type, tuple, dict], Any], refuse: Callable[[str]
         replace(torch.overrides, "has_torch_function", has_torch_function)
         for where, name, reason, library in REFUSED:
             replace(where, name, refused(getattr(where, name), reason, library))
+        for name, attribute, change in LEVELS:
+            module = sys.modules.get(name)
+            if hasattr(module, attribute):
+                replace(module, attribute, leveled(getattr(module, attribute), change))
+        torch.nn.Parameter.__new__ = parameter  # type: ignore[method-assign, assignment]
         if _APPLY is not None:
             _APPLY.__code__ = _Template.__dict__["apply"].__func__.__code__
         yield
     finally:
         if _APPLY is not None:
             _APPLY.__code__ = _APPLY_CODE
+        torch.nn.Parameter.__new__ = _NEW_PARAMETER  # type: ignore[method-assign]
         for where, name, original in reversed(saved):
             setattr(where, name, original)
         _ON_APPLY.pop()

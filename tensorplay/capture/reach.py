@@ -346,11 +346,11 @@ class Reach:
         self._imports(code, namespace, names)
         used = self.globals.setdefault(id(namespace), (namespace, set()))[1]
         for name in names - used:
+            used.add(name)
             if name not in namespace:
-                if name in _BUILTINS and not installed:
+                if not installed and (name in _BUILTINS or "NameError" in names):
                     self.scalars.append(Scalar(Defined(owner, name), False, Place(name)))
                 continue
-            used.add(name)
             value = namespace[name]
             if (type(value) in SCALARS or isinstance(value, IMMUTABLE)) and (installed or name.startswith("__")):
                 continue
@@ -382,8 +382,9 @@ class Reach:
         held = module.__dict__
         used = self.globals.setdefault(id(held), (held, set()))[1]
         for name in names - used:
-            if name in held and not name.startswith("__"):
+            if not name.startswith("__"):
                 used.add(name)
+            if name in held and not name.startswith("__"):
                 if isinstance(held[name], types.ModuleType):
                     self._namespace(held[name], Attribute(source, name), names)
                 else:

@@ -7,10 +7,11 @@ or is entered, or is marked opaque; what a graph cannot repeat is refused with t
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import operator
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from torch.overrides import TorchFunctionMode
 from ..key.sources import Attribute, Method, Source
 from . import ambient
 from .gates import Taken, Trait
+from .isolate import isolate
 from .patches import apply_function, opened
 from .reach import Reach, argument_tensors
 from .spelling import (
@@ -54,10 +56,12 @@ class Recorder(Values, TorchFunctionMode):
         self.rows: list[tuple[Source, Any]] = []
         self.watch = Watch(self._before_write)
         self._applies: list[Call] = []
+        self._levels = 0  # of torch.func transforms that are open
         self._last: fx.Node | None = None
         self._opening: Any = None  # the library function whose body runs under the mode
         self._state = ambient.ambient()
         self._inference = torch.is_inference_mode_enabled()
+        self._hooks = _saved_tensor_hooks()
         for name, tensor, source in argument_tensors(args, kwargs, _parameter_names(fn)):
             if id(tensor) not in self._known:
                 self._lift(tensor, source, name)
@@ -83,19 +87,21 @@ class Recorder(Values, TorchFunctionMode):
             return self._gradient(args[0])
         if func is Tensor.__deepcopy__:
             return self._deepcopy(args[0])
-        if func in self.learned.inlined and func is not self._opening:
+        if self._levels == 0 and func in self.learned.inlined and func is not self._opening:
             return self._inline(func, args, kwargs)
         if func is self._opening:
             return self._body(func, args, kwargs)
         kind = CONVERSIONS.get(func)
         if kind is not None:
             return self._convert(kind, func, args, kwargs)
+        if self._levels:
+            return func(*args, **kwargs)  # its operators are recorded one by one
         return self.record(func, args, kwargs)
 
     def record(self, func: Any, args: tuple, kwargs: dict, run: Callable | None = None) -> Any:
         """Runs one call and appends its node."""
         if torch._C._functorch.maybe_current_level() is not None:
-            self.refuse("uses a torch.func transform, which capture does not represent yet")
+            self.refuse("uses a functorch level that torch.func did not open")
         self._switches()
         node_args, node_kwargs = self._arguments(tuple(args)), self._arguments(dict(kwargs))
         early = [t for t in early_writes(func, args, kwargs) if id(t) not in self._stand_ins]
@@ -128,6 +134,42 @@ class Recorder(Values, TorchFunctionMode):
         if self._originals:
             result = self._original(result)
         return self._append(func, node_args, node_kwargs, args, result, seen)
+
+    @contextlib.contextmanager
+    def _aside(self) -> Iterator[None]:
+        """Operators of our own, which are no part of the function."""
+        outer, self.watch.seen = self.watch.seen, Seen()
+        try:
+            yield
+        finally:
+            self.watch.seen = outer
+
+    def _stand_ins_for(self, tensors: list[Tensor]) -> tuple[Tensor, ...]:
+        with self._aside():
+            return isolate(tensors)
+
+    def on_level(self, change: int) -> None:
+        """Within a torch.func transform values are wrapped, so the operators beneath all levels are recorded instead."""
+        self._levels += change
+        self.watch.alone = self._record_operator  # from now on: torch.func.vjp returns a function to be called later
+
+    def _record_operator(self, op: Any, args: tuple, kwargs: dict, seen: Seen) -> Any:
+        self._switches()
+        for tensor in (*tensors(args), *tensors(kwargs)):
+            if id(tensor) in self._stand_ins:
+                self.refuse("transforms a value that the function writes")
+        node_args, node_kwargs = self._arguments(tuple(args)), self._arguments(dict(kwargs))
+        result = op(*args, **kwargs)
+        with torch._C.DisableTorchFunction():
+            return self._append(op, node_args, node_kwargs, args, result, seen)
+
+    def on_parameter(self, made: Tensor, data: Tensor, requires_grad: bool) -> None:
+        """A parameter made during the call is the value of a node, too."""
+        self._switches()
+        known = self._known.get(id(data))
+        if known is not None and known[0]() is data:
+            with torch._C.DisableTorchFunction():
+                self._append(torch.nn.Parameter, (known[1], bool(requires_grad)), {}, (data,), made, Seen())
 
     def _append(self, func: Any, node_args: tuple, node_kwargs: dict, args: tuple, result: Any, seen: Seen) -> Any:
         gives_tensor = holds_tensor(result)
@@ -187,6 +229,8 @@ class Recorder(Values, TorchFunctionMode):
             self._state = now
         if torch.is_inference_mode_enabled() != self._inference:
             self.refuse("switches inference mode")
+        if now[0] and _saved_tensor_hooks() != self._hooks:
+            self.refuse("sets hooks on the tensors that autograd saves")
 
     def finish(self, outputs: Sequence[Any], before: tuple) -> None:
         """The output node; modes as they were at the beginning."""
@@ -214,9 +258,11 @@ class Recorder(Values, TorchFunctionMode):
         self.gates.append(Taken(kind, self.node_of(tensor), value, self.line(), self._last))
 
     def _convert(self, kind: str, func: Any, args: tuple, kwargs: dict) -> Any:
-        tensor = args[0]
-        node = self.node_of(tensor)
-        value = func(*self._substitute(args), **kwargs)
+        if self._levels:
+            args = (_unwrapped(args[0]), *args[1:])
+        node = self.node_of(args[0])
+        with self._aside():
+            value = func(*self._substitute(args), **kwargs)
         self.gates.append(Taken(kind, node, value, self.line(), self._last))
         return value
 
@@ -228,7 +274,9 @@ class Recorder(Values, TorchFunctionMode):
         position = SILENT_READS[func]
         tensor = args[position] if len(args) > position else kwargs.get("tensor_indices_or_sections")
         if isinstance(tensor, Tensor):
-            self._gate("tolist", tensor, self._substitute(tensor).tolist())
+            with self._aside():
+                value = self._substitute(tensor).tolist()
+            self._gate("tolist", tensor, value)
 
     def _hidden_reads(self, func: Any, seen: Seen) -> dict[fx.Node, Any]:
         """Gates for data that the call read on its own; a library function with one inside is entered next time."""
@@ -237,7 +285,8 @@ class Recorder(Values, TorchFunctionMode):
             original = self._originals.get(id(tensor), tensor)
             known = self._known.get(id(original))
             if known is not None and known[0]() is original:
-                baked[known[1]] = tensor.item()
+                with self._aside():
+                    baked[known[1]] = tensor.item()
                 self._gate("item", original, baked[known[1]])
             elif self._can_open(func):
                 self.learned.inlined.add(func)
@@ -301,15 +350,36 @@ class Recorder(Values, TorchFunctionMode):
         """Stands in for torch.autograd.Function.apply: the function stays one node, with its own backward."""
         if self.watch.seen is not None or not torch.overrides._is_torch_function_mode_enabled():
             return apply_function(cls, args, kwargs)
+        if self._levels:
+            if any(_unwrapped(t).requires_grad for t in tensors(args)):
+                self.refuse("uses a custom autograd function in a torch.func transform, with gradients through both")
+            return apply_function(cls, args, kwargs)
         target = next((t for t in self._applies if t.func.__self__ is cls), None)
         if target is None:
-            target = Call(cls.apply, f"apply_{cls.__name__}", cls.__module__)
+            target = Call(cls.apply, f"apply_{cls.__name__}")
             self._applies.append(target)
         with torch._C.DisableTorchFunction():
             return self.record(target, args, kwargs, run=lambda *a, **k: apply_function(cls, a, k))
 
 
 _GRAD: Any = Tensor.grad.__get__  # type: ignore[attr-defined]
+
+
+def _unwrapped(tensor: Tensor) -> Tensor:
+    """The value beneath every functorch level; one that is batched has no single value, and the read raises."""
+    functorch = torch._C._functorch
+    found = tensor
+    while functorch.is_functorch_wrapped_tensor(found):
+        if functorch.is_batchedtensor(found):
+            return tensor
+        found = functorch.get_unwrapped(found)
+    return found
+
+
+def _saved_tensor_hooks() -> Any:
+    """The hooks on saved tensors; those of checkpointing change what is kept, not what is computed."""
+    hooks = torch._C._autograd._top_saved_tensors_default_hooks(False)
+    return None if hooks is None or hooks[0].__module__ == "torch.utils.checkpoint" else hooks
 
 
 def _parameter_names(fn: Any) -> list[str]:

@@ -102,7 +102,7 @@ def _once(fn: Any, args: tuple, kwargs: dict, reach: Reach, learned: Learned, se
     try:
         with Newborn() as newborn:
             with ExitStack() as stack:
-                stack.enter_context(patched(recorder.on_apply, recorder.refuse))
+                stack.enter_context(patched(recorder.on_apply, recorder.on_level, recorder.on_parameter, recorder.refuse))
                 stack.enter_context(recorder.watch)
                 stack.enter_context(recorder)
                 stack.enter_context(execution.watch())

@@ -136,9 +136,12 @@ class Values:
         group = {id(t): t for t, _ in self.reach.tensors.values() if storage_key(t) == key}
         group.update((id(t), t) for t, k in zip(self.samples, self.sample_keys) if k == key)
         tensors = list(group.values())
-        for tensor, copy in zip(tensors, isolate(tensors)):
+        for tensor, copy in zip(tensors, self._stand_ins_for(tensors)):
             self._stand_ins[id(tensor)] = (tensor, copy)
             self._originals[id(copy)] = tensor
+
+    def _stand_ins_for(self, tensors: list[Tensor]) -> tuple[Tensor, ...]:
+        return isolate(tensors)
 
     def _fresh(self, name: str) -> str:
         name = re.sub(r"\W+", "_", name).strip("_") or "input"
@@ -214,11 +217,17 @@ class Values:
 
     def _constant(self, value: Any) -> fx.Node:
         """A get_attr node for an argument without a literal: a function, a generator, a type."""
+        if isinstance(value, torch.Generator) and not self._existed(value):
+            self.refuse("draws from a generator made during the call")
         found = self._constants.get(id(value))
         if found is None:
             found = self._constants[id(value)] = (value, f"_constant_{len(self._constants)}")
             setattr(self.root, found[1], value)
         return self.graph.create_node("get_attr", found[1])
+
+    def _existed(self, generator: torch.Generator) -> bool:
+        default = torch.default_generator if generator.device.type == "cpu" else None
+        return generator is default or any(generator is g for g in self.reach.generators)
 
     def _substitute(self, value: Any) -> Any:
         """A call's argument with stand-ins in place of the tensors that must not be written."""

@@ -106,10 +106,12 @@ class Watch(TorchDispatchMode):
         self.before_write = before_write
         self.seen: Seen | None = None
         self.stray = Seen()  # operators under no torch function at all
+        self.alone: Callable[[Any, tuple, dict, Seen], Any] | None = None  # runs and records those, where they count
 
     def __torch_dispatch__(self, op: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         kwargs = kwargs or {}
-        seen = self.seen if self.seen is not None else self.stray
+        alone = self.alone if self.seen is None else None
+        seen = self.seen if self.seen is not None else self.stray if alone is None else Seen()
         facts = traits(op)
         if facts.writes or facts.named_writes:
             for position in facts.writes:
@@ -126,12 +128,12 @@ class Watch(TorchDispatchMode):
             seen.random = True
         if facts.dynamic and (op is not aten.index.Tensor or any(t.dtype in _MASKS for t in _tensors(args[1]))):
             seen.dynamic = True
-        if facts.reads:
+        if facts.reads and alone is None:
             if op in SCALAR_READS:
                 seen.read.append(args[0])
             else:
                 seen.hidden = True
-        return op(*args, **kwargs)
+        return op(*args, **kwargs) if alone is None else alone(op, args, kwargs, seen)
 
     def _write(self, value: Any, seen: Seen) -> None:
         for t in _tensors(value):

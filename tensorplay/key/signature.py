@@ -72,9 +72,12 @@ class Identity:
 
 def tensor_entry(t: torch.Tensor) -> Entry:
     """Metadata of a tensor; the dispatch keys tell layouts, conjugate, negative and inference tensors apart."""
-    if t.layout is torch.strided:
-        return "tensor", type(t), t.shape, t.dtype, t.device, t.requires_grad, t.stride(), _keys(t)
-    return "tensor", type(t), t.shape, t.dtype, t.device, t.requires_grad, t.layout, _keys(t)
+    try:
+        if t.layout is torch.strided:
+            return "tensor", type(t), t.shape, t.dtype, t.device, t.requires_grad, t.stride(), _keys(t)
+        return "tensor", type(t), t.shape, t.dtype, t.device, t.requires_grad, t.layout, _keys(t)
+    except (RuntimeError, NotImplementedError, ValueError):  # nested tensors and parameters without data have no shape
+        return "tensor", type(t), (), t.dtype, t.device, t.requires_grad, None, Identity(t)
 
 
 def _float_entry(x: float) -> Entry:
