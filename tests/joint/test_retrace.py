@@ -106,6 +106,24 @@ def test_a_generator_of_its_own_is_refused_before_it_draws() -> None:
         assert torch.equal(own.get_state(), state)
 
 
+def test_a_copy_onto_its_own_source_is_refused() -> None:
+    def crossing(x):
+        y = x + 0
+        y[1:, 1:] = y[:-1, :-1]
+        return y
+
+    def apart(x):
+        y = x + 0
+        y[:, 0] = y[:, 1]
+        y[2:] = y[:2]
+        y[:] = y
+        return y
+
+    with pytest.raises(UnsupportedError, match="already written"):
+        trace(crossing, torch.randn(4, 4))
+    agrees(apart, torch.randn(4, 4))
+
+
 def test_unread_random_operators_stay() -> None:
     assert "rand_like" in ops(trace(lambda x: (torch.rand_like(x), x + 1)[1], torch.randn(3)))
 
