@@ -33,7 +33,7 @@ from .key.version import Call, Version
 from .limits import advice
 from .native import Dispatch, build_later, native
 from .record import emit
-from .training import has_tape, trains
+from .training import check_budget, has_tape, trains
 
 MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 _C = torch._C
@@ -62,7 +62,7 @@ class Settings:
 def compile(
     model: Any = None, *, backend: str | registry.Backend = "stax", strict_native: bool = False, fullgraph: bool = False,
     dynamic: bool | None = None, mode: str = "default", options: dict[str, Any] | None = None, name: str | None = None,
-    disable: bool = False, recompile_limit: int | None = None, verify: bool = False,
+    disable: bool = False, recompile_limit: int | None = None, verify: bool = False, memory_budget: float | None = None,
 ) -> Any:  # fmt: skip
     """Compiles a function, method or module at its first call with each kind of arguments.
 
@@ -71,6 +71,7 @@ def compile(
     strict_native, fullgraph: an error instead of eager execution where something cannot be compiled.
     options: passed to the back end, such as {"cpu_isa": "avx2"}.
     recompile_limit: live versions of this function, beyond which other calls run eagerly (default 8).
+    memory_budget: fraction of the bytes that the default partition saves for backward; the rest is computed again.
     verify: runs eager beside the compiled version and names the first level that differs.
     disable: returns `model` as it is.
     """
@@ -79,9 +80,13 @@ def compile(
     if recompile_limit is not None and recompile_limit < 1:
         raise ValueError("recompile_limit is at least 1")
     registry.lookup(backend)
+    options = dict(options or {})
+    if memory_budget is not None:
+        options["memory_budget"] = memory_budget
     Choices.of(options)  # a wrong choice is an error here, not at the first call
+    check_budget(options)
     settings = Settings(
-        backend, strict_native, fullgraph, dynamic, mode, dict(options) if options else None, name, recompile_limit, verify
+        backend, strict_native, fullgraph, dynamic, mode, options or None, name, recompile_limit, verify
     )
     if model is None:
         return lambda function: function if disable else compiled(function, settings)

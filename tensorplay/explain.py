@@ -65,6 +65,40 @@ class Fusion:
 
 
 @dataclass(frozen=True)
+class Training:
+    """What forward keeps for backward, what backward computes again, and how far backward is compiled (section 5)."""
+
+    saved: tuple[Any, ...]
+    saved_bytes: int
+    default_bytes: int
+    recomputed: tuple[str, ...]
+    inputs: tuple[int, ...]
+    forward_bytes: int
+    backward_bytes: int
+    backward: str
+
+    @staticmethod
+    def of(program: Any) -> Training:
+        parts, arenas = program.partition, [p.plan.memory.arena_bytes for p in program.parts]
+        state = "compiled" if program.backwards else "not compiled yet: the first backward compiles it"
+        return Training(
+            parts.saved, parts.saved_bytes, parts.default_bytes, parts.recomputed, parts.kept, *(arenas or (0, 0)), state
+        )
+
+    def __str__(self) -> str:
+        share = f", {self.saved_bytes / self.default_bytes:.0%} of saving all that backward reads" if self.default_bytes else ""
+        return "\n".join(
+            (
+                f"saved {self.saved_bytes} bytes{share}; intermediates {self.forward_bytes} bytes forward, {self.backward_bytes} backward",
+                *map(str, self.saved),
+                f"recomputed: {', '.join(self.recomputed) or 'nothing'}",
+                f"inputs read by backward: {', '.join(map(str, self.inputs)) or 'none'}",
+                f"backward: {self.backward}",
+            )
+        )
+
+
+@dataclass(frozen=True)
 class Explanation:
     """The levels of the last version, and the counts of the whole compiled function."""
 
@@ -86,6 +120,7 @@ class Explanation:
     log: tuple[str, ...] = ()
     counters: dict[str, int] = field(default_factory=dict)
     passes: list[Change] = field(default_factory=list)
+    training: Training | None = None
 
     @property
     def library_calls(self) -> list[CallReport]:
@@ -105,6 +140,8 @@ class Explanation:
             parts += [_title("passes"), *map(str, self.passes)]
         if self.ops is not None:
             parts += [_title("operator graph"), str(self.ops)]
+        if self.training is not None:
+            parts += [_title("training"), str(self.training)]
         if self.loops is not None:
             parts += [_title("loops"), str(self.loops)]
         if self.plan is not None:
@@ -138,27 +175,31 @@ def explain(cf: Any) -> Explanation:
     version = versions[-1]
     program = version.program
     levels: dict[str, Any] = {"graph": version.captured.graph, "seconds": dict(version.seconds), "passes": changes(version)}
-    plan = getattr(program, "plan", None)
     fallbacks = list(compiled.fallbacks)
-    if plan is not None:
-        lines = program.loops.lines
-        texts = program.source.kernels
-        levels |= {
-            "ops": program.ops, "loops": program.loops, "plan": plan, "host": program.host,
-            "kernels": [
+    parts = [p for p in getattr(program, "parts", (program,)) if hasattr(p, "plan")]
+    if parts:
+        kernels, externs = [], []
+        for part in parts:
+            lines, texts = part.loops.lines, part.source.kernels
+            kernels += [
                 KernelReport(
                     k.name, texts.get(k.name, ""), k.reads, k.writes, k.read_bytes, k.write_bytes, k.flops, k.origins,
                     tuple(dict.fromkeys(lines[o] for o in k.origins if lines.get(o))),
                 )
-                for k in plan.kernels
-            ],
-            "externs": [
+                for k in part.plan.kernels
+            ]  # fmt: skip
+            externs += [
                 CallReport(str(e.target), e.library, e.reason, next((lines[o] for o in e.origins if lines.get(o)), ""))
-                for e in plan.externs
-            ],
-            "fusion": Fusion(plan.refused),
-            "model_bytes": sum(k.model_bytes for k in plan.kernels),
-            "lower_bound": plan.lower_bound,
+                for e in part.plan.externs
+            ]
+        levels |= {
+            "ops": program.ops, "loops": parts[0].loops, "plan": parts[0].plan, "host": program.host,
+            "kernels": kernels, "externs": externs,
+            "fusion": Fusion(tuple(r for p in parts for r in p.plan.refused)),
+            "model_bytes": sum(k.model_bytes for k in kernels),
+            "lower_bound": sum(p.plan.lower_bound for p in parts),
         }  # fmt: skip
-        fallbacks += [e for e in levels["externs"] if not e.library]
+        fallbacks += [e for e in externs if not e.library]
+    if hasattr(program, "partition"):
+        levels["training"] = Training.of(program)
     return Explanation(**base, **levels, fallbacks=fallbacks)

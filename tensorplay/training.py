@@ -1,15 +1,17 @@
-"""Whether a captured graph takes part in autograd: the one place that says so.
+"""Whether a captured graph takes part in autograd, and what the caller may choose about that.
 
 In: a captured graph and its tensors.  Out: True where a result of the graph may need a gradient.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import fx
 
+PARTITIONS = ("minimum", "default")
 _GRAD_MODE = {"_set_grad_enabled", "set_grad_enabled", "enable_grad"}
 _TAPE = {"backward", "requires_grad_", "grad", "_set_requires_grad"}
 
@@ -31,3 +33,12 @@ def has_tape(graph: fx.GraphModule) -> bool:
 
 def _name(node: fx.Node) -> str:
     return node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+
+
+def check_budget(options: Mapping[str, Any]) -> None:
+    """Refuses a wrong choice of what forward saves."""
+    name, budget = options.get("partition", PARTITIONS[0]), options.get("memory_budget")
+    if name not in PARTITIONS:
+        raise ValueError(f"options['partition'] is {' or '.join(map(repr, PARTITIONS))}, not {name!r}")
+    if budget is not None and (not isinstance(budget, (int, float)) or not 0 <= budget <= 1):
+        raise ValueError(f"memory_budget is a fraction from 0 to 1 of what the default partition saves, not {budget!r}")

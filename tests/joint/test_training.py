@@ -16,7 +16,6 @@ from torch import nn
 
 import tensorplay as tp
 from tensorplay.compiled import compiled_of
-from tensorplay.stax.joint.budget import chosen
 from tensorplay.stax.joint.flow import INFINITE, Network
 from tensorplay.testing import BW, FW, eq, near, saved, targets
 
@@ -57,7 +56,7 @@ def leaf(*size):
     return torch.randn(*size, requires_grad=True)
 
 
-ACTIVATIONS = (
+ACTIVATIONS = (  # noqa: SIM905
     "tanh sigmoid relu gelu silu mish elu selu celu leaky_relu hardtanh relu6 hardsigmoid hardswish softplus hardshrink "
     "softshrink logsigmoid softsign tanhshrink glu"
 ).split()
@@ -287,7 +286,7 @@ def test_custom_functions():
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", tp.FallbackWarning)
             cf(x).backward()
-        assert eq(x.grad, torch.full((3,), 2.0 if sign > 0 else 0.0) * (1 if sign > 0 else 1))
+        assert eq(x.grad, torch.full((3,), 2.0 if sign > 0 else 0.0))
 
 
 def test_autocast_inside_and_around():
@@ -328,7 +327,9 @@ def test_partitions():
     assert saved(same(f, a, b)) == ["relu"]
     assert saved(same(f, a, b, options={"partition": "default"})) == ["relu", "tanh"]
     with pytest.raises(ValueError, match="partition"):
-        chosen({"partition": "largest"})
+        comp(f, options={"partition": "largest"})
+    with pytest.raises(ValueError, match="memory_budget"):
+        comp(f, memory_budget=2)
 
 
 def test_minimum_cut_against_every_subset():
@@ -380,3 +381,32 @@ def test_failed_check_raises_as_eager():
     cf(w, torch.tensor([0, 1])).backward()
     with pytest.raises(IndexError):
         cf(w, torch.tensor([0, 9]))
+
+
+def test_memory_budget():
+    layers = [m for _ in range(4) for m in (nn.Linear(32, 32), nn.GELU(), nn.Dropout(0.1))]
+    model = nn.Sequential(*layers)
+    x, found = torch.randn(16, 32), {}
+    for budget in (None, 1.0, 0.5, 0.25):
+        model.zero_grad()
+        cf = comp(model, memory_budget=budget)
+        torch.manual_seed(0)
+        cf(x).sum().backward()
+        about = tp.explain(cf).training
+        assert about.saved_bytes <= (budget or 1.0) * about.default_bytes
+        found[budget] = [p.grad.clone() for p in model.parameters()]
+    assert near(found[0.25], found[None], 1e-5)
+    assert any(name.startswith("addmm") for name in about.recomputed)
+    assert not any(name.startswith("bernoulli") for name in about.recomputed)
+    with pytest.raises(tp.StrictNativeError, match="memory_budget"):
+        comp(model, memory_budget=0.0)(x)
+
+
+def test_explain_says_whether_backward_is_compiled():
+    cf = comp(lambda x, w: (x @ w).relu().sum())
+    out = cf(leaf(3, 4), leaf(4, 5))
+    assert "not compiled yet" in str(tp.explain(cf))
+    out.backward()
+    about = tp.explain(cf)
+    assert about.training.backward == "compiled" and "relu: 60 bytes" in str(about)
+    assert [e.target for e in about.externs].count("aten.mm.default") == 3

@@ -16,24 +16,21 @@ import torch
 from torch import fx
 
 from ...errors import UnsupportedError
+from ...training import check_budget
 from ..loops.nodes import Spec
 from ..ops.table import find
 from .partition import Region, default, minimum, nbytes, recomputable
 
 Choose = Callable[[Region], list[fx.Node]]
-PARTITIONS = ("minimum", "default")
 aten = torch.ops.aten
 
 
 def chosen(options: Mapping[str, Any]) -> Choose:
     """The choice that the options ask for."""
-    name, budget = options.get("partition", "minimum"), options.get("memory_budget")
-    if name not in PARTITIONS:
-        raise ValueError(f"options['partition'] is {' or '.join(map(repr, PARTITIONS))}, not {name!r}")
+    check_budget(options)
+    budget = options.get("memory_budget")
     if budget is None:
-        return default if name == "default" else minimum
-    if not isinstance(budget, (int, float)) or not 0 <= budget <= 1:
-        raise ValueError(f"memory_budget is a fraction from 0 to 1 of what the default partition saves, not {budget!r}")
+        return default if options.get("partition") == "default" else minimum
     return lambda region: within(region, float(budget))
 
 

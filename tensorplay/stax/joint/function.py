@@ -76,6 +76,12 @@ class TrainingProgram:
             results[k] = t
         return pytree.tree_unflatten([_made(leaf, inputs, results) for leaf in self.leaves], self.structure)
 
+    @property
+    def host(self) -> str:
+        """The host code of the parts that are compiled."""
+        runs = (self.program, *(run for run, _, _ in self.backwards.values()))
+        return "\n".join(text for run in runs if (text := getattr(run, "host", "")))
+
     def backward_for(self, present: tuple[bool, ...]) -> tuple[Run, tuple[int | None, ...], tuple[bool, ...]]:
         """The backward part for a pattern of tangents: how to run it, each primal's gradient among its results, and
         which of the kept and saved values it reads."""
