@@ -16,7 +16,7 @@ import torch
 
 from ....errors import UnsupportedError
 from ...dtypes import TABLE, compute
-from ...expr import Expr, cast, parts
+from ...expr import Expr, cast, const, parts
 from ...ops.atoms import ATOMS
 from .lanes import INT32, narrow, slope, walk_values
 
@@ -156,7 +156,10 @@ class Body:
                 return str(node.args[0])
             case "affine":
                 order = sorted(node.args[1], key=lambda item: -abs(item[1]))  # outer loops first
-                terms = [memo[t] if c == 1 else f"{c} * {_atomic(memo[t])}" for t, c in order]
+                terms = [
+                    memo[t] if c == 1 else f"-{_atomic(memo[t])}" if c == -1 else f"{c} * {_atomic(memo[t])}"
+                    for t, c in order
+                ]
                 if node.args[0]:
                     terms.append(str(node.args[0]))
                 return " + ".join(terms).replace("+ -", "- ")
@@ -270,7 +273,8 @@ class Body:
                 return self.checked_index(e, b)
             case "cast":
                 text = self.convert(e, b, vec)
-                return text if text.isidentifier() else self.put(b, text, f"to {TABLE[e.dtype].name}")
+                plain = text.isidentifier() or e.args[0].op == "const"
+                return text if plain else self.put(b, text, f"to {TABLE[e.dtype].name}")
             case "masked":
                 op = "where"
         atom = ATOMS.get(op)
@@ -408,8 +412,11 @@ class Body:
         """Tensor.to, on registers."""
         x = e.args[0]
         source, to = x.dtype, e.dtype
+        if x.op == "const":  # as torch converts it: a compiler folds what is out of range in its own way
+            folded = const(torch.tensor(x.args[0], dtype=source).to(to).item(), to)
+            return self.literal(folded, self.register(folded, b))
         have = self.register(x, b)
-        text = self.literal(x, have) if x.op == "const" else self.find(x, b)
+        text = self.find(x, b)
         assert text is not None
         want = TABLE[compute(to)].name
         if to is torch.bool:

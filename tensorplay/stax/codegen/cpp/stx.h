@@ -366,8 +366,8 @@ template <class V> FI V clamp_min(V x, V c) { return c > x ? c : x; }
 template <class V> FI V clamp_max(V x, V c) { return c < x ? c : x; }
 template <class V> FI V maximum(V a, V b) { V m = a > b ? a : b; return a == a ? m : a; }  // NaN from either side
 template <class V> FI V minimum(V a, V b) { V m = a < b ? a : b; return a == a ? m : a; }
-template <class V> FI V fmax(V a, V b) { V m = a > b ? a : b; return b == b ? m : a; }
-template <class V> FI V fmin(V a, V b) { V m = a < b ? a : b; return b == b ? m : a; }
+template <class V> FI V fmax(V a, V b) { V m = b > a ? b : a; return a == a ? m : b; }  // the first of 0 and -0
+template <class V> FI V fmin(V a, V b) { V m = b < a ? b : a; return a == a ? m : b; }
 
 template <class T> struct SignBit;
 template <> struct SignBit<f32> { static constexpr u32 m = 0x80000000u; };
@@ -545,8 +545,8 @@ template <class V, class F> FI elem<V> across(V v, F f) {  // pairwise over the 
     for (int i = 0; i < h; i++) a[i] = f(a[i], a[i + h]);
   return a[0];
 }
-template <class T> FI T max_lane(T a, T b) { return a > b || a != a ? a : b; }
-template <class T> FI T min_lane(T a, T b) { return a < b || a != a ? a : b; }
+template <class T> FI T max_lane(T a, T b) { return b > a || b != b ? b : a; }
+template <class T> FI T min_lane(T a, T b) { return b < a || b != b ? b : a; }
 template <class V> FI elem<V> sum(V v) { return across(v, [](elem<V> a, elem<V> b) { return (elem<V>)(a + b); }); }
 template <class V> FI elem<V> prod(V v) { return across(v, [](elem<V> a, elem<V> b) { return (elem<V>)(a * b); }); }
 template <class V> FI elem<V> amax(V v) { return across(v, [](elem<V> a, elem<V> b) { return max_lane(a, b); }); }
@@ -557,10 +557,10 @@ template <class V> FI elem<V> amin(V v) { return across(v, [](elem<V> a, elem<V>
   FI T clamp_min(T x, T c) { return c > x ? c : x; }         \
   FI T clamp_max(T x, T c) { return c < x ? c : x; }
 STX_SCALAR(f32) STX_SCALAR(f64) STX_SCALAR(i64) STX_SCALAR(i32) STX_SCALAR(i16) STX_SCALAR(i8) STX_SCALAR(u8)
-FI f32 fmax(f32 a, f32 b) { return b != b || a > b ? a : b; }
-FI f64 fmax(f64 a, f64 b) { return b != b || a > b ? a : b; }
-FI f32 fmin(f32 a, f32 b) { return b != b || a < b ? a : b; }
-FI f64 fmin(f64 a, f64 b) { return b != b || a < b ? a : b; }
+FI f32 fmax(f32 a, f32 b) { return a != a || b > a ? b : a; }
+FI f64 fmax(f64 a, f64 b) { return a != a || b > a ? b : a; }
+FI f32 fmin(f32 a, f32 b) { return a != a || b < a ? b : a; }
+FI f64 fmin(f64 a, f64 b) { return a != a || b < a ? b : a; }
 
 // Live lanes of a tail step; the rest is the identity.
 template <class V, class T> FI V keep(V v, All, T) { return v; }
