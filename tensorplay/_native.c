@@ -651,11 +651,11 @@ typedef struct {
   PyObject_HEAD
   PyObject *checks; /* the checks of the versions that have one */
   long long level1, level2, level3;
-  PyObject *last[REMEMBERED]; /* weak references to the tensors of the last call that was served here */
-  long long versions[REMEMBERED];
-  void *pointers[REMEMBERED];
+  /* The tensors of the last call that was served here: addresses, compared and never followed. They only tell the levels
+   * apart, since every check is made on every level; a weak reference would keep torch from swapping the tensor. */
+  struct { void *object, *data; long long version; } last[REMEMBERED];
   Py_ssize_t remembered;
-  Check *served; /* compared, never followed */
+  void *served;
 } Dispatch;
 
 typedef struct {
@@ -670,27 +670,18 @@ static void look(View *views, PyObject *args) {
     views[i].tensor = describe(PyTuple_GET_ITEM(args, i), &views[i].head, &views[i].data, &views[i].version);
 }
 
-static void forget(Dispatch *self) {
-  Py_ssize_t n = self->remembered;
-  self->remembered = 0, self->served = NULL;
-  for (Py_ssize_t i = 0; i < n; i++) Py_CLEAR(self->last[i]);
-}
-
 static void dispatch_dealloc(Dispatch *self) {
   PyObject_GC_UnTrack(self);
-  forget(self);
   Py_XDECREF(self->checks);
   Py_TYPE(self)->tp_free((PyObject *)self);
 }
 
 static int dispatch_traverse(Dispatch *self, visitproc visit, void *arg) {
   Py_VISIT(self->checks);
-  for (Py_ssize_t i = 0; i < self->remembered; i++) Py_VISIT(self->last[i]);
   return 0;
 }
 
 static int dispatch_clear(Dispatch *self) {
-  forget(self);
   Py_CLEAR(self->checks);
   return 0;
 }
@@ -745,42 +736,19 @@ static int arguments_are(Check *c, PyObject *args, const View *views) {
 
 /* Whether the arguments' tensors are the objects of the last call served, unchanged; remembers them. */
 static int same_as_last(Dispatch *self, Check *c, PyObject *args, const View *views) {
-  Py_ssize_t n = PyTuple_GET_SIZE(args), at = 0;
+  Py_ssize_t at = 0;
   int same = self->served == c;
-  for (Py_ssize_t i = 0; i < n; i++) {
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(args) && at < REMEMBERED; i++) {
     if (!views[i].tensor) continue;
-    PyObject *t = PyTuple_GET_ITEM(args, i);
-    if (at == REMEMBERED) return 0;
+    void *object = PyTuple_GET_ITEM(args, i), *data = views[i].data.data;
     long long version = views[i].version;
-    if (at < self->remembered && version >= 0) {
-#if PY_VERSION_HEX >= 0x030D0000
-      PyObject *held = NULL;
-      PyWeakref_GetRef(self->last[at], &held);
-      int is = held == t;
-      Py_XDECREF(held);
-#else
-      int is = PyWeakref_GetObject(self->last[at]) == t;
-#endif
-      same &= is && self->versions[at] == version && self->pointers[at] == views[i].data.data;
-      if (is) {
-        self->versions[at] = version, self->pointers[at] = views[i].data.data, at++;
-        continue;
-      }
-    }
-    same = 0;
-    PyObject *weak = PyWeakref_NewRef(t, NULL);
-    if (!weak) {
-      PyErr_Clear();
-      forget(self);
-      return 0;
-    }
-    if (at < self->remembered) Py_SETREF(self->last[at], weak);
-    else self->last[at] = weak, self->remembered = at + 1;
-    self->versions[at] = version, self->pointers[at] = views[i].data.data;
+    same &= at < self->remembered && self->last[at].object == object && self->last[at].data == data &&
+            self->last[at].version == version && version >= 0;
+    self->last[at].object = object, self->last[at].data = data, self->last[at].version = version;
     at++;
   }
-  same &= at == self->remembered;
-  self->served = c;
+  same &= at == self->remembered && at < REMEMBERED;
+  self->remembered = at, self->served = c;
   return same;
 }
 
