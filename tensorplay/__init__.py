@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from .capture.marks import allow_in_graph, assume_constant_result, disable, disable_capture, is_compiling, is_exporting
 from .compiled import compile
 from .errors import (
     CompilerError,
@@ -28,8 +29,8 @@ from .registry import list_backends, register_backend
 __version__ = "0.1.0"
 __all__ = [
     "CompilerError", "FallbackWarning", "GraphCaptureError", "RecompileLimitError", "StrictNativeError",
-    "TensorPlayError", "UnsupportedError", "VerificationError", "compile", "explain", "list_backends",
-    "register_backend",
+    "TensorPlayError", "UnsupportedError", "VerificationError", "allow_in_graph", "assume_constant_result", "compile",
+    "disable", "disable_capture", "explain", "is_compiling", "is_exporting", "list_backends", "register_backend",
 ]  # fmt: skip
 _OWN_MODULES = ("graph", "testing")  # loaded when first used
 

@@ -77,6 +77,7 @@ class Execution:
         self.every = False
         self.names: set[str] = set()
         self.watching = False
+        self.paused = False
         self._settings: set[Any] = set()
         self._import: types.FrameType | None = None  # the outermost import that is under way
         self._seen: dict[tuple[types.CodeType, int], None] = {}
@@ -106,6 +107,8 @@ class Execution:
 
     def _on_event(self, frame: types.FrameType, event: str, argument: Any) -> None:
         code = frame.f_code
+        if self.paused:
+            return
         if self._import is not None:
             if event == "return" and frame is self._import:
                 self._import = None

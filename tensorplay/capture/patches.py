@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from .kinds import is_library_file
+from .marks import LEAVES
 
 _ORIGINAL_HAS_TORCH_FUNCTION = torch.overrides.has_torch_function
 _DISABLED = torch._C._disabled_torch_function_impl
@@ -94,11 +95,11 @@ def apply_function(cls: type, args: tuple, kwargs: dict) -> Any:
 
 
 @contextlib.contextmanager
-def patched(
-    on_apply: Callable[[type, tuple, dict], Any], on_level: Callable[[int], None], on_parameter: Callable, refuse: Callable[[str], None]
-) -> Iterator[None]:
-    """`on_apply` runs in place of Function.apply, `on_parameter` after a parameter was made, `on_level` where a
-    torch.func transform begins (1) or ended (-1); `refuse` is called with the reason, and raises."""
+def patched(recorder: Any) -> Iterator[None]:
+    """The recorder's `on_apply` runs in place of Function.apply, `on_module` in place of the call of a module that is a
+    leaf, `on_parameter` after a parameter was made, `on_level` where a torch.func transform begins (1) or ended (-1);
+    `refuse` is called with the reason, and raises."""
+    on_level, on_parameter, refuse = recorder.on_level, recorder.on_parameter, recorder.refuse
     owner = threading.get_ident()
     saved: list[tuple[Any, str, Any]] = []
 
@@ -130,12 +131,17 @@ def patched(
             on_parameter(made, data, requires_grad)
         return made
 
+    def call_module(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+        if module in LEAVES and threading.get_ident() == owner:
+            return recorder.on_module(module, args, kwargs)
+        return module._wrapped_call_impl(*args, **kwargs)
+
     def has_torch_function(relevant_args: Any) -> bool:
         if threading.get_ident() == owner:
             return overrides_torch_function(relevant_args)
         return _ORIGINAL_HAS_TORCH_FUNCTION(relevant_args)
 
-    _ON_APPLY.append(on_apply)
+    _ON_APPLY.append(recorder.on_apply)
     _OWNER.append(owner)
     try:
         replace(torch.overrides, "has_torch_function", has_torch_function)
@@ -145,6 +151,8 @@ def patched(
             module = sys.modules.get(name)
             if hasattr(module, attribute):
                 replace(module, attribute, leveled(getattr(module, attribute), change))
+        if LEAVES:
+            replace(torch.nn.Module, "__call__", call_module)
         torch.nn.Parameter.__new__ = parameter  # type: ignore[method-assign, assignment]
         if _APPLY is not None:
             _APPLY.__code__ = _Template.__dict__["apply"].__func__.__code__

@@ -56,6 +56,7 @@ class Recorder(Values, TorchFunctionMode):
         self.rows: list[tuple[Source, Any]] = []
         self.watch = Watch(self._before_write)
         self._applies: list[Call] = []
+        self.execution: Any = None
         self._levels = 0  # of torch.func transforms that are open
         self._last: fx.Node | None = None
         self._opening: Any = None  # the library function whose body runs under the mode
@@ -345,6 +346,46 @@ class Recorder(Values, TorchFunctionMode):
         if tensor.requires_grad:
             self.refuse("deep-copies a tensor that requires gradients")
         return self.record(Tensor.clone, (tensor,), {})
+
+    def opaque(self, fn: Any, args: tuple, kwargs: dict) -> Any:
+        """A function that its author wants to be one node."""
+        target = next((t for t in self._applies if t.func is fn), None)
+        if target is None:
+            target = Call(fn, str(getattr(fn, "__name__", type(fn).__name__)))
+            self._applies.append(target)
+        with torch._C.DisableTorchFunction():
+            result = self.record(target, args, kwargs, run=lambda *a, **k: fn(*a, **k))
+        if any(value is not None and not isinstance(value, Tensor) for value in leaves(result)):
+            self.refuse(f"{target.__name__} stays one node and returns a {type(result).__name__}, not tensors alone")
+        return result
+
+    def assumed(self, fn: Any, args: tuple, kwargs: dict) -> Any:
+        """A function whose result its author declares constant."""
+        self.execution.paused = True
+        try:
+            with self._aside(), torch._C.DisableTorchFunction():
+                result = fn(*args, **kwargs)
+        finally:
+            self.execution.paused = False
+        if tensors(result):
+            self.refuse(f"{getattr(fn, '__name__', fn)} is assumed to be constant, and returns a tensor")
+        return result
+
+    def on_module(self, module: torch.nn.Module, args: tuple, kwargs: dict) -> Any:
+        """A module that stays one call_module node."""
+        source = self.reach.source_of(module)
+        if source is None or kwargs or self._levels:
+            self.refuse(f"calls {type(module).__name__}, a leaf, where it cannot stay one node")
+        self.rows.append((source, module))  # type: ignore[arg-type]
+        name = self._fresh(type(module).__name__.lower())
+        with torch._C.DisableTorchFunction():
+            result = self.opaque(module._wrapped_call_impl, args, kwargs)
+        node = self.node_of(tensors(result)[0]) if isinstance(result, Tensor) else None
+        if node is None:
+            self.refuse(f"{type(module).__name__}, a leaf, returns a {type(result).__name__}, not one tensor")
+        self.root.add_module(name, module)
+        node.op, node.target = "call_module", name  # type: ignore[union-attr]
+        return result
 
     def on_apply(self, cls: Any, args: tuple, kwargs: dict) -> Any:
         """Stands in for torch.autograd.Function.apply: the function stays one node, with its own backward."""

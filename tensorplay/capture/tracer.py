@@ -31,27 +31,22 @@ from .patches import patched
 from .reach import Reach, TooMuch
 from .rebuild import Newborn, plan
 from .recorder import Recorder
+from .running import RUNNING
 from .state import Seen, state, ties
 from .values import Learned, Refused, Restart
 
 _LOCK = threading.RLock()
-_RUNNING: list[int] = []  # threads that capture, innermost last
 _RESTARTS = 200
-
-
-def capturing() -> bool:
-    """Whether this thread is inside a capture: a compiled function called there runs as plain Python."""
-    return bool(_RUNNING) and _RUNNING[-1] == threading.get_ident()
 
 
 def capture(fn: Any, args: tuple, kwargs: dict) -> Captured:
     """Runs `fn(*args, **kwargs)` once and records it."""
     with _LOCK:
-        _RUNNING.append(threading.get_ident())
+        RUNNING.append((threading.get_ident(), None))
         try:
             return _capture(fn, args, kwargs)
         finally:
-            _RUNNING.pop()
+            RUNNING.pop()
 
 
 def _capture(fn: Any, args: tuple, kwargs: dict) -> Captured:
@@ -97,12 +92,13 @@ def _once(fn: Any, args: tuple, kwargs: dict, reach: Reach, learned: Learned, se
                 if seen.place(place):
                     recorder.refuse(f"may use {source}, {reason}: state that a graph does not repeat")
 
-    execution = Execution(first, lambda source, value: settings.append((source, value)), recorder.refuse)
+    execution = recorder.execution = Execution(first, lambda source, value: settings.append((source, value)), recorder.refuse)
+    RUNNING[-1] = (RUNNING[-1][0], recorder)
     keep_effects = False
     try:
         with Newborn() as newborn:
             with ExitStack() as stack:
-                stack.enter_context(patched(recorder.on_apply, recorder.on_level, recorder.on_parameter, recorder.refuse))
+                stack.enter_context(patched(recorder))
                 stack.enter_context(recorder.watch)
                 stack.enter_context(recorder)
                 stack.enter_context(execution.watch())
@@ -131,6 +127,7 @@ def _once(fn: Any, args: tuple, kwargs: dict, reach: Reach, learned: Learned, se
     finally:
         if not keep_effects:
             snapshot.restore()
+        RUNNING[-1] = (RUNNING[-1][0], None)
         snapshot.rewind()
         ambient.restore(before)
         recorder.close()
