@@ -32,7 +32,7 @@ __all__ = [
     "TensorPlayError", "UnsupportedError", "VerificationError", "allow_in_graph", "assume_constant_result", "compile",
     "disable", "disable_capture", "explain", "is_compiling", "is_exporting", "list_backends", "register_backend",
 ]  # fmt: skip
-_OWN_MODULES = ("graph", "testing")  # loaded when first used
+_OWN_MODULES = ("graph", "remat", "testing")  # loaded when first used
 
 
 def __getattr__(name: str) -> Any:
