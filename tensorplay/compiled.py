@@ -341,22 +341,32 @@ class Compiled(Dispatch):
         return "what the function read changed while it was captured: " + "; ".join(map(str, failing[:3]))
 
     def _verified(self, version: Version, inputs: tuple, args: tuple, kwargs: dict[str, Any]) -> Any:
-        """Runs eager beside the compiled version; inference that neither writes nor draws is compared."""
+        """Runs the captured graph beside the program on the same inputs and random numbers, and compares results and
+        what was written; without writes also with the function itself."""
         captured = cast(Any, version.captured)
-        if captured.written or captured.random or version.fallback is not None:
+        if version.fallback is not None:
             return version.run(inputs, args, kwargs)
-        from .verify import agree, bisect
+        from .verify import agree, bisect, copies
 
-        expected = captured.graph(*inputs)
+        given = copies(inputs) if captured.written else inputs
+        before = copies(inputs) if captured.written else inputs
+        state = torch.get_rng_state()
+        expected = captured.graph(*given)
+        torch.set_rng_state(state)
         flat = version.program(*inputs)
         result = captured.rebuild(flat, args, kwargs)
-        if not agree(tuple(flat), tuple(expected)):
-            found = bisect(version.program, captured.graph, inputs) if hasattr(version.program, "plan") else None
+        drawn = torch.get_rng_state()
+        if not agree((*flat, *inputs), (*expected, *given)):
+            torch.set_rng_state(state)
+            found = bisect(version.program, captured.graph, before, version.choices) if hasattr(version.program, "plan") else None
             where = found or "the program differs from the captured graph; every level alone agrees on these inputs"
             raise VerificationError(f"{self.name!r} differs from eager: {where}")
-        leaves = torch.utils._pytree.tree_leaves
-        if not agree(tuple(leaves(result)), tuple(leaves(self.fn(*args, **kwargs)))):
-            raise VerificationError(f"{self.name!r} differs from eager: level 'graph' (capture) differs first")
+        if not captured.written:
+            torch.set_rng_state(state)
+            leaves = torch.utils._pytree.tree_leaves
+            if not agree(tuple(leaves(result)), tuple(leaves(self.fn(*args, **kwargs)))):
+                raise VerificationError(f"{self.name!r} differs from eager: level 'graph' (capture) differs first")
+            torch.set_rng_state(drawn)
         return result
 
     # ---- what explain and testing read -------------------------------------------------------------------------

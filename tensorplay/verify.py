@@ -6,7 +6,7 @@ Always: the caller's inputs are not touched; every level runs on copies that kee
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -68,13 +68,19 @@ def copies(inputs: Sequence[Tensor]) -> list[Tensor]:
     return out
 
 
-def bisect(program: Any, graph: fx.GraphModule, inputs: Sequence[Tensor]) -> Finding | None:
-    """Runs every level on copies of the inputs and names the first that differs from the captured graph on torch."""
-    with torch.no_grad():
-        want = _flat(graph(*copies(inputs)))
-        if (found := _ops(program, want, inputs)) is not None:
+def bisect(program: Any, graph: fx.GraphModule, inputs: Sequence[Tensor], choices: Any = None) -> Finding | None:
+    """Runs every level on copies of the inputs and names the first that differs from the captured graph on torch.
+
+    Results and written inputs count; every level draws the same random numbers. choices: those of the front end.
+    """
+    with torch.no_grad(), torch.random.fork_rng(devices=()):
+        run = Runs(inputs, torch.get_rng_state())
+        want = run(graph)
+        if (found := _front(program, graph, want, run, choices)) is not None:
             return found
-        truth = _node_values(program.ops.module, copies(inputs))
+        if (found := _ops(program, want, run)) is not None:
+            return found
+        truth = run.nodes(program.ops.module)
         lines = program.loops.lines
         origin = {b.name: n.origins[-1] for n in program.loops.nodes if n.origins for b in n.outputs if b is not None}
         values: dict[str, Tensor] = {}
@@ -87,8 +93,8 @@ def bisect(program: Any, graph: fx.GraphModule, inputs: Sequence[Tensor]) -> Fin
             if same_meta and not agree(value, target):
                 wrong.append((name, value.clone(), target))
 
-        got = interpret(program.loops, copies(inputs), seen)
-        if not agree(_flat(got), want):
+        got = run(lambda *given: interpret(program.loops, given, seen))
+        if not agree(got, want):
             name, value, target = wrong[0] if wrong else ("the outputs", *_first(got, want))
             return Finding("loops", "lowering", name, lines.get(origin.get(name, ""), ""), difference(value, target))
         wrong.clear()
@@ -97,23 +103,23 @@ def bisect(program: Any, graph: fx.GraphModule, inputs: Sequence[Tensor]) -> Fin
             if name in values and values[name].shape == value.shape and not agree(value, values[name]):
                 wrong.append((name, value.clone(), values[name]))
 
-        got = interpret_plan(program.plan, copies(inputs), planned)
-        if not agree(_flat(got), want):
+        got = run(lambda *given: interpret_plan(program.plan, given, planned))
+        if not agree(got, want):
             name, value, target = wrong[0] if wrong else ("the outputs", *_first(got, want))
             return Finding("plan", "scheduling", name, lines.get(origin.get(name, ""), ""), difference(value, target))
-        got = program.run("kernels", copies(inputs))
-        if agree(_flat(got), want):
+        got = run(lambda *given: program.run("kernels", given))
+        if agree(got, want):
             return None
         given = dict(zip((b.name for b in program.loops.inputs), copies(inputs), strict=True))
         for kernel in program.plan.kernels:
-            found = _kernel(kernel, program.plan, given | program.loops.constants | values)
-            if found is not None:
+            differs = _kernel(kernel, program.plan, given | program.loops.constants | values)
+            if differs is not None:
                 return Finding(
                     "kernels",
                     "code generation",
                     kernel.name,
                     next((lines[o] for o in kernel.origins if lines.get(o)), ""),
-                    found,
+                    differs,
                 )
         return Finding(
             "kernels", "the run time (memory, order of calls)", "the outputs", "", difference(*_first(got, want))
@@ -128,30 +134,66 @@ def _first(got: Iterable[Any], want: Iterable[Any]) -> tuple[Tensor, Tensor]:
     return next((g, w) for g, w in zip(got, want, strict=True) if isinstance(w, Tensor) and not agree(g, w))
 
 
-def _node_values(module: fx.GraphModule, inputs: Sequence[Tensor]) -> dict[str, Any]:
-    """The value of every node of an operator graph."""
+@dataclass(frozen=True)
+class Runs:
+    """The same inputs and the same random numbers for every level."""
 
-    class Keep(fx.Interpreter):
-        def run_node(self, n: fx.Node) -> Any:
-            kept[n.name] = value = super().run_node(n)
-            return value
+    inputs: Sequence[Tensor]
+    random: Tensor
 
-    kept: dict[str, Any] = {}
-    Keep(module).run(*inputs)
-    return kept
+    def __call__(self, level: Callable[..., Any]) -> list[Any]:
+        """The results of one level, and behind them the inputs as it left them."""
+        torch.set_rng_state(self.random)
+        given = copies(self.inputs)
+        return [*_flat(level(*given)), *given]
+
+    def nodes(self, module: fx.GraphModule) -> dict[str, Any]:
+        """The value of every node of a graph."""
+
+        class Keep(fx.Interpreter):
+            def run_node(self, n: fx.Node) -> Any:
+                value = super().run_node(n)
+                kept[n.name] = value.clone() if isinstance(value, Tensor) else value
+                return value
+
+        kept: dict[str, Any] = {}
+        torch.set_rng_state(self.random)
+        Keep(module).run(*copies(self.inputs))
+        return kept
 
 
-def _ops(program: Any, want: list[Any], inputs: Sequence[Tensor]) -> Finding | None:
-    got = _flat(program.run("ops", copies(inputs)))
+def _front(program: Any, graph: fx.GraphModule, want: list[Any], run: Runs, choices: Any) -> Finding | None:
+    """A front-end pass that changed the meaning: the first one with which the passes before it no longer agree."""
+    from .graph.passes import FRONT_END, NAMES, run_passes
+
+    if program.graph is None or agree(got := run(program.graph), want):
+        return None
+    passes = [FRONT_END[: k + 1] for k in range(len(FRONT_END))]
+    wrong = next((p for p in passes if not agree(run(run_passes(graph, p, choices).graph), want)), FRONT_END)
+    before, after = run.nodes(graph), run.nodes(program.graph)
+    nodes = [n for n in program.graph.graph.nodes if isinstance(before.get(n.name), Tensor)]
+    node = next((n for n in nodes if not agree(after[n.name], before[n.name])), None)
+    return Finding(
+        "graph",
+        NAMES.get(wrong[-1], wrong[-1].__name__),
+        str(node or "the outputs"),
+        node.meta.get("line", "") if node is not None else "",
+        difference(after[node.name], before[node.name]) if node is not None else difference(*_first(got, want)),
+    )
+
+
+def _ops(program: Any, want: list[Any], run: Runs) -> Finding | None:
+    got = run(lambda *given: program.run("ops", given))
     if agree(got, want):
         return None
     k = next(i for i, (g, w) in enumerate(zip(got, want, strict=True)) if not agree(g, w))
-    node = program.ops.module.graph.output_node().args[0][k]
+    results = program.ops.module.graph.output_node().args[0]
+    node = results[k] if k < len(results) else None  # behind the results stand the written inputs
     return Finding(
         "ops",
         "retrace, decomposition or functionalization",
-        str(node),
-        node.meta.get("line", ""),
+        "the inputs as they were left" if node is None else str(node),
+        node.meta.get("line", "") if isinstance(node, fx.Node) else "",
         difference(got[k], want[k]),
     )
 
