@@ -67,6 +67,10 @@ def settle(graph: fx.Graph) -> None:
             found = Facts(own if node.op == "placeholder" else taken | own, taken, True)
         else:
             lies = set()
+            if node.op == "placeholder":  # the caller's storage, and the copy that capture ran on in its place
+                same = next((number[key] for key in trait.lies if key in number), None) or next(_NUMBERS)
+                number.update(dict.fromkeys(trait.lies, same))
+                end[same] = len(position)
             for key in trait.lies:
                 if key not in number or (number[key] not in taken and end[number[key]] < k):
                     number[key] = next(_NUMBERS)

@@ -68,6 +68,13 @@ def write_input(x):
     return x * 2
 
 
+def input_written_twice(x):
+    y = x.add_(1)
+    m = y - 0
+    y.mul_(2)
+    return m * 3
+
+
 PROGRAMS = {
     ("identity", "type"): (captured, lambda i: (i / 1).sum(), torch.arange(3)),
     ("identity", "shape and layout"): (captured, expanded, X),
@@ -207,6 +214,11 @@ def test_a_key_that_forgets_something_is_wrong(name, monkeypatch):
     else:
         monkeypatch.setattr(cse, "literal", lambda value: value if isinstance(value, tuple) else ())
     assert not same(observed(run_passes(graph).graph, (x,)), observed(f, (x,)))
+
+
+def test_an_input_that_capture_ran_on_a_copy_of_is_one_storage():
+    front = run_passes(captured(input_written_twice, X)).graph
+    assert same(observed(front, (X,)), observed(input_written_twice, (X,)))
 
 
 def test_random_operators_are_never_merged():

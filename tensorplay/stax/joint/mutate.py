@@ -7,6 +7,7 @@ Always: found by comparing schemas, so that an operator added by a library works
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -38,7 +39,8 @@ def random(op: torch._ops.OpOverload) -> bool:
 
 @dataclass(frozen=True)
 class Writes:
-    """names: the arguments written, in order. functional: computes their new values; None: there is none.
+    """names: the arguments written, in order. functional: computes their new values (where a library has no such
+    overload, `on_copies` stands for it); None: there is none.
 
     reshapes: the operator changes the metadata of its first argument only (`t_`, `unsqueeze_`).
     returns: for each result the name of the written argument that it is, or None for a value of its own.
@@ -63,7 +65,40 @@ def writes(op: torch._ops.OpOverload) -> Writes | None:
         same = [] if info is None else [a.name for a in written if a.alias_info.before_set & info.before_set]
         returns.append(same[0] if same else None)
     functional = None if op.overloadpacket in REFUSED else next(_candidates(op, reshapes), None)
+    if functional is None and op.namespace != "aten" and all(str(a.type) == "Tensor" for a in written):
+        functional = on_copies(op)
     return Writes(tuple(a.name for a in written), functional, reshapes, tuple(returns))
+
+
+_LIBRARIES: list[torch.library.Library] = []  # their operators live as long as they do
+_ALIAS = re.compile(r"\((\w+)!?\)")
+
+
+def on_copies(op: torch._ops.OpOverload) -> torch._ops.OpOverload:
+    """An operator that writes, as one that copies what it would write, runs on the copies and returns them last."""
+    schema: Any = op._schema
+    name = re.sub(r"\W", "_", f"{op.name()}_on_copies")
+    while hasattr(torch.ops.tensorplay, name):  # a library defined its operator anew
+        name += "_"
+    places = [k for k, a in enumerate(schema.arguments) if a.alias_info is not None and a.alias_info.is_write]
+    own = [k for k, r in enumerate(schema.returns) if r.alias_info is None]
+    arguments = _ALIAS.sub("", str(schema).partition("(")[2].rpartition(") -> ")[0])
+    results = [str(schema.returns[k].type) for k in own] + ["Tensor"] * len(places)
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        named = bound(op, args, kwargs)
+        copies = [named[schema.arguments[k].name].clone() for k in places]
+        named |= {schema.arguments[k].name: copy for k, copy in zip(places, copies, strict=True)}
+        found = op(**named)
+        found = found if isinstance(found, tuple) else (found,)
+        values = (*[found[k] for k in own], *copies)
+        return values if len(values) > 1 else values[0]
+
+    library = torch.library.Library("tensorplay", "FRAGMENT")
+    library.define(f"{name}({arguments}) -> ({', '.join(results)})")
+    library.impl(name, run, "CompositeExplicitAutograd")
+    _LIBRARIES.append(library)
+    return getattr(torch.ops.tensorplay, name).default
 
 
 def _candidates(op: torch._ops.OpOverload, reshapes: bool) -> Iterator[torch._ops.OpOverload]:

@@ -157,7 +157,7 @@ class Recorder(TorchDispatchMode):
         elif _has_tensor(result):
             if func.is_view and any(result is a for a in args):  # a view that changes nothing may give its argument back
                 return result
-            self.add(func, args, kwargs, result, random(func))
+            self.add(func, args, kwargs, result, random(func) or func.namespace == "tensorplay")
         return result
 
     def scalar(self, func: torch._ops.OpOverload, args: tuple, result: Any) -> Any:
@@ -185,6 +185,8 @@ class Recorder(TorchDispatchMode):
     def mutate(self, func: torch._ops.OpOverload, args: tuple, kwargs: dict) -> Any:
         how = writes(func)
         assert how is not None
+        if func is aten.copy_.default and not isinstance(args[1], Tensor):
+            return self.mutate(aten.fill_.Scalar, args[:2], {})
         if func is aten.copy_.default:
             if crosses(args[0], args[1]):
                 raise UnsupportedError("copy_ reads elements that it has already written")
@@ -200,6 +202,8 @@ class Recorder(TorchDispatchMode):
         for name in how.names:
             for t in _tensors(named[name]):
                 self.may_write(t)
+        if how.functional.namespace == "tensorplay":
+            _check_apart(func, how.names, named)
         _check_lists(func, how.names, named)
         inputs = {a.name: named[a.name] for a in how.functional._schema.arguments}
         if func is aten.fill_.Tensor and self.fixed(args[1]):
@@ -325,6 +329,14 @@ def _storage(t: Tensor) -> int:
 
 def _tensors(value: Any) -> Iterable[Tensor]:
     return [t for t in (value if isinstance(value, (list, tuple)) else (value,)) if isinstance(t, Tensor)]
+
+
+def _check_apart(func: Any, names: tuple[str, ...], named: dict[str, Any]) -> None:
+    """What a library's operator writes, it must not read through another argument: it runs on copies."""
+    storages = [_storage(t) for value in named.values() for t in _tensors(value)]
+    for name in names:
+        if storages.count(_storage(named[name])) > 1:
+            raise UnsupportedError(f"{func} writes {name}, whose memory another argument shares")
 
 
 def _check_lists(func: Any, names: tuple[str, ...], named: dict[str, Any]) -> None:
