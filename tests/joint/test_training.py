@@ -410,3 +410,28 @@ def test_explain_says_whether_backward_is_compiled():
     about = tp.explain(cf)
     assert about.training.backward == "compiled" and "relu: 60 bytes" in str(about)
     assert [e.target for e in about.externs].count("aten.mm.default") == 3
+
+
+def test_optimizer_step_writes_parameters():
+    def adamw(params, grads, means, squares, step, rate=1e-2, decay=1e-2):
+        with torch.no_grad():
+            step.add_(1)
+            for p, g, m, v in zip(params, grads, means, squares, strict=True):
+                p.mul_(1 - rate * decay)
+                m.lerp_(g, 0.1)
+                v.mul_(0.999).addcmul_(g, g, value=0.001)
+                p.sub_(rate * (m / (1 - 0.9**step)) / ((v / (1 - 0.999**step)).sqrt() + 1e-8))
+
+    def state():
+        torch.manual_seed(0)
+        params = [leaf(n) for n in (100, 64, 7)]
+        return params, [torch.zeros_like(p) for p in params], [torch.zeros_like(p) for p in params], torch.zeros(())
+
+    cf, ours, theirs = comp(adamw), state(), state()
+    for seed in range(5):
+        torch.manual_seed(seed)
+        grads = [torch.randn_like(p) for p in ours[0]]
+        cf(ours[0], grads, *ours[1:])
+        adamw(theirs[0], grads, *theirs[1:])
+    assert near(tuple(ours[0]), tuple(theirs[0]), 1e-6) and int(ours[3]) == 5 and tp.testing.N(cf) == 1
+    assert all(p.is_leaf and p.requires_grad for p in ours[0])

@@ -150,7 +150,7 @@ class _Tape(Run):
         for t, s in zip(inputs, self.samples, strict=True):
             if t.requires_grad != s.requires_grad:
                 raise UnsupportedError("a write that makes an input require grad")
-            if t.requires_grad and t.untyped_storage()._cdata in recorder.written:
+            if t.grad_fn is not None:  # a write without grad mode, as an optimizer's, leaves a leaf a leaf
                 raise UnsupportedError("a write to an input that requires grad")
         bases, taken = _bases(inputs, leaves)
         kept = [recorder.load(x) for x in (*bases, *leaves)]
