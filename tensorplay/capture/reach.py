@@ -47,7 +47,8 @@ from .kinds import (
 
 _SHARED = (type, types.FunctionType, types.MethodType, types.ModuleType)  # many places hold them; state has its own rows
 _LIMIT = 100_000  # objects followed; beyond it the program is refused rather than half seen
-_BUILTINS = frozenset(vars(builtins))
+_NAMESPACE = vars(builtins)
+_BUILTINS = frozenset(_NAMESPACE)
 
 
 @dataclass(frozen=True)
@@ -160,6 +161,8 @@ class Reach:
                 self.twins.append(Twin(source, first, place))
             elif getattr(value, "__dict__", None):
                 self._held(value.__dict__, source, False)
+        elif value is _NAMESPACE or value is sys.modules:
+            return  # of the interpreter; a capture itself changes it while it runs
         elif id(value) in self.objects:
             self.objects[id(value)].places.append(place)
             if not keyed and not isinstance(value, _SHARED):

@@ -1,0 +1,995 @@
+# ruff: noqa: B006  (default arguments that change are what is tested)
+"""State outside of the arguments: every change between two calls shows, as in eager."""
+
+import collections
+import contextvars
+import dataclasses
+import enum
+import functools
+import itertools
+import operator
+import os
+import random
+import sys
+import types
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from .sequences import CASES, T, case, check
+
+other = types.ModuleType("othermod")
+exec("K = 2.0\nclass C:\n    z = 3.0\ndef g(x): return x * K\ndef h(x): return x * C.z", other.__dict__)
+other.__dict__["__file__"] = "othermod.py"
+sys.modules["othermod"] = other
+t = torch.ones(3)
+
+
+@case
+def nested_config():
+    class Cfg:
+        pass
+
+    c = Cfg()
+    c.inner = Cfg()
+    c.inner.deep = Cfg()
+    c.inner.deep.k = 2.0
+    return (lambda x: x * c.inner.deep.k), [
+        (t,),
+        lambda: setattr(c.inner.deep, "k", 5.0),
+        (t,),
+        lambda: setattr(c.inner, "deep", types.SimpleNamespace(k=7.0)),
+        (t,),
+    ]
+
+
+@case
+def dataclass_cfg():
+    @dataclasses.dataclass
+    class D:
+        a: float = 1.0
+        b: list = dataclasses.field(default_factory=lambda: [1.0, 2.0])
+
+    d = D()
+    return (lambda x: x * d.a + d.b[1]), [
+        (t,),
+        lambda: setattr(d, "a", 3.0),
+        (t,),
+        lambda: d.b.__setitem__(1, 9.0),
+        (t,),
+        lambda: d.b.append(3),
+        (t,),
+    ]
+
+
+@case
+def frozen_dc():
+    @dataclasses.dataclass(frozen=True)
+    class D:
+        a: float = 1.0
+
+    box = [D()]
+    return (lambda x: x * box[0].a), [(t,), lambda: box.__setitem__(0, D(4.0)), (t,)]
+
+
+@case
+def dict_of_lists():
+    d = {"a": [1.0, 2.0], "b": {"c": [3.0]}}
+    return (lambda x: x * d["a"][1] + d["b"]["c"][-1]), [
+        (t,),
+        lambda: d["a"].__setitem__(1, 5.0),
+        (t,),
+        lambda: d["b"].__setitem__("c", [8.0]),
+        (t,),
+        lambda: d["b"]["c"].append(1.0),
+        (t,),
+    ]
+
+
+@case
+def dict_iteration():
+    d = {"a": 1.0}
+
+    def f(x):
+        for k, v in d.items():
+            x = x * v + len(k)
+        return x
+
+    return f, [(t,), lambda: d.__setitem__("bbb", 2.0), (t,), lambda: d.pop("a"), (t,)]
+
+
+@case
+def dict_missing_key():
+    d = {}
+    return (lambda x: x * d.get("k", 2.0)), [(t,), lambda: d.__setitem__("k", 5.0), (t,)]
+
+
+@case
+def dict_in_then_swap():
+    d = {"a": 1}
+    return (lambda x: x * 2 if "k" in d else x), [(t,), lambda: (d.pop("a"), d.__setitem__("k", 1)), (t,)]
+
+
+@case
+def dict_keys_swap():
+    d = {"a": 1}
+
+    def f(x):
+        for k in d:
+            x = x * len(k)
+        return x
+
+    return f, [(t,), lambda: (d.pop("a"), d.__setitem__("kkk", 1)), (t,)]
+
+
+@case
+def set_contents():
+    s = {"a"}
+    return (lambda x: x * 2 if "k" in s else x), [(t,), lambda: (s.discard("a"), s.add("k")), (t,)]
+
+
+@case
+def class_attr():
+    class C:
+        k = 2.0
+
+    return (lambda x: x * C.k), [(t,), lambda: setattr(C, "k", 3.0), (t,)]
+
+
+@case
+def class_attr_inst():
+    class C:
+        k = 2.0
+
+    c = C()
+    return (lambda x: x * c.k), [
+        (t,),
+        lambda: setattr(C, "k", 3.0),
+        (t,),
+        lambda: setattr(c, "k", 9.0),
+        (t,),
+        lambda: delattr(c, "k"),
+        (t,),
+    ]
+
+
+@case
+def class_attr_base():
+    class B:
+        k = 2.0
+
+    class C(B):
+        pass
+
+    c = C()
+    return (lambda x: x * c.k), [(t,), lambda: setattr(B, "k", 3.0), (t,), lambda: setattr(C, "k", 9.0), (t,)]
+
+
+@case
+def hasattr_later():
+    class C:
+        pass
+
+    c = C()
+    return (lambda x: x * c.k if hasattr(c, "k") else x), [(t,), lambda: setattr(c, "k", 3.0), (t,)]
+
+
+@case
+def getattr_default():
+    class C:
+        pass
+
+    c = C()
+    return (lambda x: x * getattr(c, "k", 1.0)), [(t,), lambda: setattr(c, "k", 3.0), (t,)]
+
+
+@case
+def getattr_dynamic():
+    class C:
+        pass
+
+    c = C()
+    c.ab = 2.0
+    return (lambda x: x * getattr(c, "a" + "b")), [(t,), lambda: setattr(c, "ab", 3.0), (t,)]
+
+
+@case
+def vars_read():
+    c = types.SimpleNamespace(q=1.0)
+    return (lambda x: x * sum(vars(c).values())), [
+        (t,),
+        lambda: setattr(c, "q", 3.0),
+        (t,),
+        lambda: setattr(c, "r", 3.0),
+        (t,),
+    ]
+
+
+@case
+def globals_read():
+    g = {"torch": torch, "KK": 2.0}
+    exec("def f(x): return x * globals()['K' + 'K']", g)
+    return g["f"], [(t,), lambda: g.__setitem__("KK", 7.0), (t,)]
+
+
+@case
+def module_const():
+    return (lambda x: x * other.K), [
+        (t,),
+        lambda: setattr(other, "K", 4.0),
+        (t,),
+        lambda: setattr(other, "K", 2.0),
+        (t,),
+    ]
+
+
+@case
+def module_func_const():
+    return (lambda x: other.g(x)), [(t,), lambda: setattr(other, "K", 4.0), (t,), lambda: setattr(other, "K", 2.0)]
+
+
+@case
+def module_func_inner_import():
+    def f(x):
+        import othermod
+
+        return othermod.h(x) * othermod.K
+
+    return f, [
+        (t,),
+        lambda: setattr(other, "K", 4.0),
+        (t,),
+        lambda: setattr(other.C, "z", 5.0),
+        (t,),
+        lambda: (setattr(other, "K", 2.0), setattr(other.C, "z", 3.0)),
+    ]
+
+
+@case
+def from_import_inner():
+    def f(x):
+        from othermod import K
+
+        return x * K
+
+    return f, [(t,), lambda: setattr(other, "K", 4.0), (t,), lambda: setattr(other, "K", 2.0)]
+
+
+@case
+def partial_fn():
+    def g(a, x, k=1.0):
+        return x * a * k
+
+    p = functools.partial(g, 2.0, k=3.0)
+    box = {"p": p}
+    return (lambda x: box["p"](x)), [
+        (t,),
+        lambda: box.__setitem__("p", functools.partial(g, 5.0, k=3.0)),
+        (t,),
+        lambda: box["p"].keywords.__setitem__("k", 11.0),
+        (t,),
+    ]
+
+
+@case
+def partial_direct():
+    def g(a, x, k=1.0):
+        return x * a * k
+
+    p = functools.partial(g, 2.0, k=3.0)
+    return p, [(t,), lambda: p.keywords.__setitem__("k", 11.0), (t,)]
+
+
+@case
+def partial_list():
+    items = [2.0]
+
+    def g(a, x):
+        return x * a[0]
+
+    p = functools.partial(g, items)
+    return p, [(t,), lambda: items.__setitem__(0, 11.0), (t,)]
+
+
+@case
+def lru():
+    c = {"k": 2.0}
+
+    @functools.lru_cache
+    def g(n):
+        return c["k"] * n
+
+    return (lambda x: x * g(3)), [(t,), lambda: c.__setitem__("k", 5.0), (t,), lambda: g.cache_clear(), (t,)]
+
+
+@case
+def lru_tensor():
+    @functools.lru_cache
+    def g(n):
+        return torch.ones(n) * 2
+
+    return (lambda x: x * g(3)), [(t,), (t,), (t * 2,)]
+
+
+@case
+def prop():
+    class C:
+        def __init__(s):
+            s._k = 2.0
+
+        @property
+        def k(s):
+            return s._k * 2
+
+    c = C()
+    return (lambda x: x * c.k), [(t,), lambda: setattr(c, "_k", 5.0), (t,)]
+
+
+@case
+def prop_class_changed():
+    class C:
+        @property
+        def k(s):
+            return 2.0
+
+    c = C()
+    return (lambda x: x * c.k), [(t,), lambda: setattr(C, "k", property(lambda s: 5.0)), (t,)]
+
+
+@case
+def method_replaced():
+    class C:
+        def g(s, x):
+            return x * 2
+
+    c = C()
+    return (lambda x: c.g(x)), [
+        (t,),
+        lambda: setattr(C, "g", lambda s, x: x * 3),
+        (t,),
+        lambda: setattr(c, "g", lambda x: x * 4),
+        (t,),
+    ]
+
+
+@case
+def function_replaced():
+    def a(x):
+        return x * 2
+
+    def b(x):
+        return x * 3
+
+    ns = types.SimpleNamespace(g=a)
+    return (lambda x: ns.g(x)), [(t,), lambda: setattr(ns, "g", b), (t,)]
+
+
+@case
+def code_replaced():
+    def a(x):
+        return x * 2
+
+    def b(x):
+        return x * 3
+
+    return (lambda x: a(x)), [(t,), lambda: setattr(a, "__code__", b.__code__), (t,)]
+
+
+@case
+def own_code_replaced():
+    def a(x):
+        return x * 2
+
+    def b(x):
+        return x * 3
+
+    return a, [(t,), lambda: setattr(a, "__code__", b.__code__), (t,)]
+
+
+@case
+def mutable_default():
+    def f(x, acc=[1.0]):
+        return x * acc[0]
+
+    return f, [(t,), lambda: f.__defaults__[0].__setitem__(0, 4.0), (t,)]
+
+
+@case
+def defaults_replaced():
+    def f(x, k=2.0):
+        return x * k
+
+    return f, [(t,), lambda: setattr(f, "__defaults__", (7.0,)), (t,)]
+
+
+@case
+def kwdefaults_replaced():
+    def f(x, *, k=2.0):
+        return x * k
+
+    return f, [(t,), lambda: setattr(f, "__kwdefaults__", {"k": 7.0}), (t,)]
+
+
+@case
+def inner_default():
+    def g(x, k=2.0):
+        return x * k
+
+    return (lambda x: g(x)), [(t,), lambda: setattr(g, "__defaults__", (7.0,)), (t,)]
+
+
+@case
+def enum_state():
+    class E(enum.Enum):
+        A = 1
+        B = 2
+
+    c = types.SimpleNamespace(e=E.A)
+    return (lambda x: x * 2 if c.e is E.A else x * 3), [(t,), lambda: setattr(c, "e", E.B), (t,)]
+
+
+@case
+def enum_value():
+    class E(enum.IntEnum):
+        A = 1
+        B = 2
+
+    c = types.SimpleNamespace(e=E.A)
+    return (lambda x: x * int(c.e)), [(t,), lambda: setattr(c, "e", E.B), (t,)]
+
+
+@case
+def environ():
+    os.environ["TPX"] = "2"
+    return (lambda x: x * float(os.environ["TPX"])), [(t,), lambda: os.environ.__setitem__("TPX", "3"), (t,)]
+
+
+@case
+def environ_get():
+    os.environ.pop("TPX", None)
+    return (lambda x: x * float(os.environ.get("TPX", "1"))), [(t,), lambda: os.environ.__setitem__("TPX", "3"), (t,)]
+
+
+@case
+def getenv():
+    os.environ.pop("TPX", None)
+    return (lambda x: x * float(os.getenv("TPX", "1"))), [(t,), lambda: os.environ.__setitem__("TPX", "3"), (t,)]
+
+
+@case
+def numpy_scalar():
+    c = types.SimpleNamespace(k=np.float32(2.0))
+    return (lambda x: x * c.k), [(t,), lambda: setattr(c, "k", np.float32(3.0)), (t,)]
+
+
+@case
+def numpy_array():
+    a = np.array([1.0, 2.0])
+    return (lambda x: x * float(a[1])), [(t,), lambda: a.__setitem__(1, 5.0), (t,)]
+
+
+@case
+def numpy_array_asT():
+    a = np.array([1.0, 2.0, 3.0], dtype=np.float32)
+    return (lambda x: x * torch.from_numpy(a)), [(t,), lambda: a.__setitem__(1, 5.0), (t,)]
+
+
+@case
+def numpy_array_tensor():
+    a = np.array([1.0, 2.0, 3.0], dtype=np.float32)
+    return (lambda x: x * torch.tensor(a)), [(t,), lambda: a.__setitem__(1, 5.0), (t,)]
+
+
+@case
+def numpy_arg():
+    def f(x, a):
+        return x * torch.as_tensor(a)
+
+    return f, [(t, np.ones(3, np.float32)), (t, np.ones(3, np.float32) * 2)]
+
+
+@case
+def list_to_tensor():
+    items = [1.0, 2.0, 3.0]
+    return (lambda x: x * torch.tensor(items)), [(t,), lambda: items.__setitem__(1, 5.0), (t,)]
+
+
+@case
+def list_of_ints_shape():
+    items = [3, 1]
+    return (lambda x: x.reshape(items)), [(t,), lambda: items.reverse(), (t,)]
+
+
+@case
+def iter_counter():
+    c = itertools.count()
+    return (lambda x: x * next(c)), [(t,), (t,), (t,)]
+
+
+@case
+def iter_cycle():
+    c = itertools.cycle([1.0, 2.0])
+    return (lambda x: x * next(c)), [(t,), (t,), (t,)]
+
+
+@case
+def iter_list():
+    c = iter([1.0, 2.0, 3.0])
+    return (lambda x: x * next(c)), [(t,), (t,), (t,)]
+
+
+@case
+def gen_state():
+    def g():
+        k = 0
+        while True:
+            k += 1
+            yield float(k)
+
+    c = g()
+    return (lambda x: x * next(c)), [(t,), (t,), (t,)]
+
+
+@case
+def gen_in_obj():
+    class C:
+        def __init__(s):
+            s.c = itertools.count()
+
+        def __call__(s, x):
+            return x * next(s.c)
+
+    return C(), [(t,), (t,), (t,)]
+
+
+@case
+def py_random():
+    return (lambda x: x * random.random()), [(t,), (t,)]
+
+
+@case
+def own_random():
+    r = random.Random(3)
+    return (lambda x: x * r.random()), [(t,), (t,)]
+
+
+@case
+def fresh_random():
+    return (lambda x: x * random.Random(3).random()), [(t,), (t,)]
+
+
+@case
+def np_random():
+    return (lambda x: x * np.random.rand()), [(t,), (t,)]
+
+
+@case
+def np_generator():
+    g = np.random.default_generator if hasattr(np.random, "default_generator") else np.random.default_rng(3)
+    return (lambda x: x * g.random()), [(t,), (t,)]
+
+
+@case
+def torch_generator():
+    g = torch.Generator().manual_seed(3)
+    return (lambda x: x + torch.rand(3, generator=g)), [(t,), (t,), (t,)], lambda: g.get_state().tolist()[:40]
+
+
+@case
+def tensor_pyattr():
+    w = torch.ones(3)
+    w.k = 2.0
+    return (lambda x: x * w * w.k), [(t,), lambda: setattr(w, "k", 5.0), (t,)]
+
+
+@case
+def arg_pyattr():
+    x1, x2 = torch.ones(3), torch.ones(3)
+    x1.k = 2.0
+    x2.k = 3.0
+    return (lambda x: x * x.k), [(x1,), (x2,), lambda: setattr(x1, "k", 9.0), (x1,)]
+
+
+@case
+def arg_pyattr_tensor():
+    x1, x2 = torch.ones(3), torch.ones(3)
+    x1.w = torch.ones(3)
+    x2.w = torch.ones(3) * 3
+    return (lambda x: x * x.w), [(x1,), (x2,)]
+
+
+@case
+def param_attr():
+    m = nn.Linear(3, 3)
+    m.weight.scale = 2.0
+    return (lambda x: x * m.weight.scale), [(t,), lambda: setattr(m.weight, "scale", 4.0), (t,)]
+
+
+@case
+def arg_grad_attr():
+    x1 = torch.ones(3, requires_grad=True)
+    return (lambda x: x.detach() * (2.0 if x.grad is None else x.grad)), [(x1,), lambda: x1.sum().backward(), (x1,)]
+
+
+@case
+def contextvar():
+    v = contextvars.ContextVar("v", default=2.0)
+    return (lambda x: x * v.get()), [(t,), lambda: v.set(5.0), (t,)]
+
+
+@case
+def descriptor():
+    class D:
+        def __init__(s):
+            s.v = 2.0
+
+        def __get__(s, o, c):
+            return s.v
+
+    d = D()
+
+    class C:
+        k = d
+
+    c = C()
+    return (lambda x: x * c.k), [(t,), lambda: setattr(d, "v", 4.0), (t,)]
+
+
+@case
+def getattr_hook():
+    class C:
+        def __init__(s):
+            s.d = {"k": 2.0}
+
+        def __getattr__(s, n):
+            return s.d[n]
+
+    c = C()
+    return (lambda x: x * c.k), [(t,), lambda: c.d.__setitem__("k", 5.0), (t,)]
+
+
+@case
+def slots_obj():
+    class C:
+        __slots__ = ("k",)
+
+    c = C()
+    c.k = 2.0
+    return (lambda x: x * c.k), [(t,), lambda: setattr(c, "k", 5.0), (t,)]
+
+
+@case
+def weakref_state():
+    class C:
+        pass
+
+    import weakref
+
+    c = C()
+    c.k = 2.0
+    r = weakref.ref(c)
+    return (lambda x: x * r().k), [(t,), lambda: setattr(c, "k", 5.0), (t,)]
+
+
+@case
+def deque_state():
+    d = collections.deque([1.0, 2.0])
+    return (lambda x: x * d[0]), [(t,), lambda: d.rotate(1), (t,)]
+
+
+@case
+def counter_state():
+    d = collections.Counter("aab")
+    return (lambda x: x * d["a"]), [(t,), lambda: d.update("a"), (t,)]
+
+
+@case
+def mappingproxy():
+    b = {"k": 2.0}
+    d = types.MappingProxyType(b)
+    return (lambda x: x * d["k"]), [(t,), lambda: b.__setitem__("k", 5.0), (t,)]
+
+
+@case
+def chainmap():
+    b = {"k": 2.0}
+    d = collections.ChainMap({}, b)
+    return (lambda x: x * d["k"]), [(t,), lambda: b.__setitem__("k", 5.0), (t,), lambda: d.__setitem__("k", 6.0), (t,)]
+
+
+@case
+def userdict():
+    d = collections.UserDict(k=2.0)
+    return (lambda x: x * d["k"]), [(t,), lambda: d.__setitem__("k", 5.0), (t,)]
+
+
+@case
+def bytearray_state():
+    b = bytearray(b"\x02")
+    return (lambda x: x * b[0]), [(t,), lambda: b.__setitem__(0, 7), (t,)]
+
+
+@case
+def array_state():
+    import array
+
+    b = array.array("d", [2.0])
+    return (lambda x: x * b[0]), [(t,), lambda: b.__setitem__(0, 7.0), (t,)]
+
+
+@case
+def memoryview_state():
+    b = bytearray(b"\x02")
+    m = memoryview(b)
+    return (lambda x: x * m[0]), [(t,), lambda: b.__setitem__(0, 7), (t,)]
+
+
+@case
+def fractions_state():
+    import fractions
+
+    c = types.SimpleNamespace(k=fractions.Fraction(1, 2))
+    return (lambda x: x * float(c.k)), [(t,), lambda: setattr(c, "k", fractions.Fraction(1, 4)), (t,)]
+
+
+@case
+def datetime_state():
+    import datetime
+
+    c = types.SimpleNamespace(k=datetime.timedelta(seconds=2))
+    return (lambda x: x * c.k.total_seconds()), [(t,), lambda: setattr(c, "k", datetime.timedelta(seconds=4)), (t,)]
+
+
+@case
+def path_state():
+    import pathlib
+
+    c = types.SimpleNamespace(k=pathlib.Path("ab"))
+    return (lambda x: x * len(str(c.k))), [(t,), lambda: setattr(c, "k", pathlib.Path("abcde")), (t,)]
+
+
+@case
+def builtin_method_hides():
+    items = [1.0]
+    g = items.__getitem__
+    return (lambda x: x * g(0)), [(t,), lambda: items.__setitem__(0, 6.0), (t,)]
+
+
+@case
+def itemgetter_state():
+    d = {"a": 2.0, "b": 5.0}
+    box = [operator.itemgetter("a")]
+    return (lambda x: x * box[0](d)), [(t,), lambda: box.__setitem__(0, operator.itemgetter("b")), (t,)]
+
+
+@case
+def module_list_attr():
+    class M(nn.Module):
+        def __init__(s):
+            super().__init__()
+            s.ks = [1.0, 2.0]
+            s.d = {"a": {"b": 3.0}}
+            s.cfg = types.SimpleNamespace(z=1.0)
+
+        def forward(s, x):
+            return x * s.ks[0] + s.d["a"]["b"] + s.cfg.z
+
+    m = M()
+    return m, [
+        (t,),
+        lambda: m.ks.__setitem__(0, 4.0),
+        (t,),
+        lambda: m.d["a"].__setitem__("b", 8.0),
+        (t,),
+        lambda: setattr(m.cfg, "z", 12.0),
+        (t,),
+    ]
+
+
+@case
+def module_children_change():
+    m = nn.Sequential(nn.ReLU(), nn.Tanh())
+    return m, [(t,), lambda: m.append(nn.Sigmoid()), (t,), lambda: m.__setitem__(0, nn.Tanh()), (t,)]
+
+
+@case
+def module_added_attr():
+    class M(nn.Module):
+        def forward(s, x):
+            return x * 2 if hasattr(s, "extra") else x
+
+    m = M()
+    return m, [(t,), lambda: setattr(m, "extra", 1), (t,)]
+
+
+@case
+def module_buffer_none():
+    class M(nn.Module):
+        def __init__(s):
+            super().__init__()
+            s.register_buffer("b", None)
+
+        def forward(s, x):
+            return x if s.b is None else x * s.b
+
+    m = M()
+    return m, [(t,), lambda: setattr(m, "b", torch.ones(3) * 3), (t,)]
+
+
+@case
+def dropout_p():
+    m = nn.Dropout(0.0)
+    return m, [(t,), lambda: setattr(m, "p", 1.0), (t,), lambda: m.eval(), (t,)]
+
+
+@case
+def module_state_len():
+    m = nn.ModuleDict({"a": nn.ReLU()})
+
+    def f(x):
+        for k in m:
+            x = m[k](x) * len(k)
+        return x
+
+    return f, [(t,), lambda: m.update({"bbb": nn.Tanh()}), (t,)]
+
+
+@case
+def isinstance_type_swap():
+    class A:
+        k = 2.0
+
+    class B:
+        k = 3.0
+
+    a = A()
+    return (lambda x: x * type(a).k), [(t,), lambda: setattr(a, "__class__", B), (t,)]
+
+
+@case
+def closure_rebind():
+    k = 2.0
+
+    def f(x):
+        return x * k
+
+    def setk():
+        nonlocal k
+        k = 5.0
+
+    return f, [(t,), setk, (t,)]
+
+
+@case
+def nested_closure():
+    k = 2.0
+
+    def outer(x):
+        def inner(y):
+            return y * k
+
+        return inner(x)
+
+    def setk():
+        nonlocal k
+        k = 5.0
+
+    return outer, [(t,), setk, (t,)]
+
+
+@case
+def global_in_comprehension():
+    g = {"ks": [1.0, 2.0], "torch": torch}
+    exec("def f(x): return sum(x * k for k in ks)", g)
+    return g["f"], [(t,), lambda: g["ks"].append(3.0), (t,)]
+
+
+@case
+def metaclass_attr():
+    class M(type):
+        k = 2.0
+
+    class C(metaclass=M):
+        pass
+
+    return (lambda x: x * C.k), [(t,), lambda: setattr(M, "k", 5.0), (t,)]
+
+
+@case
+def singledispatch():
+    @functools.singledispatch
+    def g(k, x):
+        return x * 2
+
+    return (lambda x: g(1, x)), [(t,), lambda: g.register(int, lambda k, x: x * 7), (t,)]
+
+
+@case
+def tensor_in_set_get():
+    store = {"w": T(1, 2, 3)}
+    return (lambda x: x * store["w"]), [
+        (t,),
+        lambda: store.__setitem__("w", T(4, 5, 6)),
+        (t,),
+        lambda: store["w"].mul_(2),
+        (t,),
+    ]
+
+
+@case
+def namedtuple_state():
+    P = collections.namedtuple("P", "a b")
+    box = [P(1.0, 2.0)]
+    return (lambda x: x * box[0].b), [(t,), lambda: box.__setitem__(0, P(1.0, 8.0)), (t,)]
+
+
+@case
+def tuple_global():
+    g = {"ks": (1.0, (2.0, 3.0)), "torch": torch}
+    exec("def f(x): return x * ks[1][0]", g)
+    return g["f"], [
+        (t,),
+        lambda: g.__setitem__("ks", (1.0, (5.0, 3.0))),
+        (t,),
+        lambda: g.__setitem__("ks", (1.0, 4.0, 3)),
+        (t,),
+    ]
+
+
+@case
+def len_of_other():
+    items = [1, 2]
+    return (lambda x: x * len(items)), [(t,), lambda: items.append(1), (t,)]
+
+
+@case
+def string_state():
+    c = types.SimpleNamespace(mode="a")
+    return (lambda x: {"a": x * 2, "b": x * 3}[c.mode]), [(t,), lambda: setattr(c, "mode", "b"), (t,)]
+
+
+@case
+def builtin_shadow():
+    g = {"torch": torch}
+    exec("def f(x): return x * len('ab')", g)
+    return g["f"], [(t,), lambda: g.__setitem__("len", lambda s: 9), (t,)]
+
+
+@case
+def grad_of_global_req():
+    w = torch.ones(3)
+    return (lambda x: x * w), [(t,), lambda: w.requires_grad_(), (t,)]
+
+
+@case
+def torch_flag():
+    return (lambda x: x * (2 if torch.backends.mkldnn.enabled else 3)), [(t,)]
+
+
+@case
+def num_threads():
+    return (lambda x: x * torch.get_num_threads()), [
+        (t,),
+        lambda: torch.set_num_threads(2),
+        (t,),
+        lambda: torch.set_num_threads(1),
+        (t,),
+    ]
+
+
+@case
+def default_dtype_read():
+    return (lambda x: x * (2 if torch.get_default_dtype() == torch.float32 else 3)), [
+        (t,),
+        lambda: torch.set_default_dtype(torch.float64),
+        (t,),
+        lambda: torch.set_default_dtype(torch.float32),
+        (t,),
+    ]
+
+
+@pytest.mark.parametrize("name", CASES[__name__])
+def test_state(name):
+    check(CASES[__name__][name])
