@@ -27,6 +27,8 @@ CASES: dict[str, tuple[torch.Tensor, Callable[[torch.Tensor], object]]] = {
     "ranges": (torch.tensor(7), lambda x: (torch.linspace(0, x, 5, dtype=torch.int64), torch.linspace(-1, 1, 33, dtype=torch.bfloat16))),
     "gather of one element": (torch.tensor(7.5), lambda x: x.gather(0, torch.tensor([0, 0]))),
     "block_diag": (torch.ones(2, 3), lambda x: torch.block_diag(x, x[0], torch.tensor(3))),
+    # x - tanh(x) of -0 is 0 because tanh keeps the sign
+    "tanh of -0": (torch.full((33,), -0.0), lambda x: (torch.tanh(x), torch.nn.functional.tanhshrink(x))),
     "relu of -0": (torch.tensor([-0.0, 0.0, 1.0, -1.0]), torch.relu),
 }
 

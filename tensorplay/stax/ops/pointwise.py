@@ -440,7 +440,7 @@ define(aten.softplus, _softplus)
 define(aten.threshold, lambda x, threshold=0, value=0: where(x <= threshold, value, x))
 define((aten._prelu_kernel, aten.prelu), lambda x, w: where(x > 0, x, w * x))
 define(aten.hardshrink, lambda x, lambd=0.5: where((x >= -lambd) & (x <= lambd), 0, x))
-define(aten.softshrink, lambda x, lambd=0.5: where(x > lambd, x - lambd, where(x < -lambd, x + lambd, x * 0)))
+define(aten.softshrink, lambda x, lambd=0.5: where(x > lambd, x - lambd, where(x < -lambd, x + lambd, where(s.isnan(x), x, 0))))
 
 
 @declare("pointwise", aten.log_sigmoid_forward)

@@ -50,7 +50,7 @@ template <class V> FI V tanh_f32(V x) {
   p = mad(p, z, 1.33314422036e-1f);
   p = mad(p, z, -3.33332819422e-1f);
   V small = mad(p * z, x, x), big = 1.f - 2.f / (exp_f32(a + a) + 1.f);
-  return a < 0.625f ? small : copysign(big, x);
+  return copysign(a < 0.625f ? small : big, x);  // also of -0
 }
 template <class V> FI V erf_f32(V x) {  // two minimax polynomials, after N. Juffa
   V t = abs(x), s = x * x;
