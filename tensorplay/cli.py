@@ -9,6 +9,7 @@ import argparse
 import importlib.util
 import platform
 import statistics
+import subprocess
 import time
 from collections.abc import Callable, Sequence
 from importlib import metadata
@@ -62,12 +63,24 @@ def doctor() -> int:
         say("compiler", f"MISSING: {error}")
     say("vectors", f"{target.isa}, {target.vector_bytes} bytes")
     say("threads", torch.get_num_threads())
-    native = importlib.util.find_spec("tensorplay._native") is not None
-    say("launcher", "C extension" if native else "ctypes (the extension is not built; calls take longer)")
+    say("calls", extension())
     say("Triton", package("triton"))
     say("GPU", torch.cuda.get_device_name() if torch.cuda.is_available() else "none")
     say("cache", f"{store.folder()}, {megabytes(store.size())}")
     return kernel()
+
+
+def extension() -> str:
+    """Whether calls go through the C extension; builds it for later processes where it is missing."""
+    from . import native
+
+    if native.native is not None:
+        return "through the C extension"
+    try:
+        native.build()
+        return "through Python in this process; the C extension is built for the next"
+    except (OSError, subprocess.SubprocessError) as error:
+        return f"through Python, some microseconds slower: the C extension cannot be built ({error})"
 
 
 def package(name: str) -> str:
