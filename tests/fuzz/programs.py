@@ -6,7 +6,10 @@ Variables have a *kind*: m (rows, columns), t (columns, rows), r (rows, 1), c (c
 
 from __future__ import annotations
 
+import enum
+import functools
 import random
+import types
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,6 +35,35 @@ VIEWS = {
     "torch.cat([{0}, {0}], -1)[..., :{0}.shape[-1]]": {"m": "m", "c": "c"}, "{}.clone()": dict.fromkeys("mtrcs", "="), "{}.roll(1, -1)": {"m": "m", "c": "c"},
     "torch.stack([{0}, {0}])[1]": dict.fromkeys("mtrc", "="), "{}.detach()": dict.fromkeys("mtrcs", "="),
 }  # fmt: skip
+# several statements from two matrices {a} and {b} to a third, {r}
+BLOCKS = (
+    "{r} = torch.empty_like({a})\ntorch.add({a}, {b}, out={r})",
+    "{r} = {a}.clone()\n{r}[torch.tensor([0])] = {b}[:1]",
+    "{r} = {a}.clone()\n{r}[{r} > 0.5] = 0.5",
+    "def inner(t, other={a}):\n    return t * 2 + other\n{r} = inner({b})",
+    "def inner():\n    return {a} * 2 - {b}\n{r} = inner()",
+    "def early(t):\n    if t.sum() > 0:\n        return t * 2\n    return t - 1\n{r} = early({a})",
+    "box = Box({a}, [{b}])\n{r} = box.first + box.rest[0]",
+    "{r} = helper({a}, other={b}, factor=k)",
+    "{r} = helper(*[{a}], **{{'other': {b}}})",
+    "{r} = {a}\nfor i in range(2 + int(k > 1)):\n    {r} = {r} * 0.5 + i",
+    "{r}, steps = {a}, 0\nwhile {r}.abs().max() > 1 and steps < 3:\n    {r} = {r} * 0.5\n    steps += 1",
+    "try:\n    {r} = {a} @ {b}\nexcept RuntimeError:\n    {r} = {a} + 1",
+    "try:\n    if {a}.sum() > 1:\n        raise KeyError\n    {r} = {b} * 2\nexcept KeyError:\n    {r} = {a} * 3",
+    "parts = {{'p': {a}, 'q': [{b}]}}\nparts['p'] = parts['p'] + 1\n{r} = parts['p'] + parts['q'][0]",
+    "rows = [row * 2 for row in {a}]\n{r} = torch.stack(rows)",
+    "{r} = state({a})",
+    "{r} = torch.nn.functional.dropout({a}, 0.5, training=False) + store[1:].sum()",
+    "with torch.no_grad():\n    {r} = {a} * 2",
+    "{r} = sum(t for t in ({a}, {b}))",
+    "{r} = functools.reduce(lambda p, q: p * q, [{a}, {b}, {a}])",
+    "{r} = max([{a}, {b}], key=lambda t: t.sum().item())",
+    "{r} = torch.func.vmap(lambda row: row * 2 + 1)({a})",
+    "{r} = torch.func.grad(lambda t: (t * {b}).sum())({a})",
+    "{r} = {a}.masked_scatter({a} > 0, {b}.contiguous())",
+    "{r} = {a} * mode.factor if mode is Mode.LOUD else {a} - 1",
+    "{r} = {a} * getattr(settings, 'gain', 1.5)",
+)  # fmt: skip
 CONDITIONS = ("{}.sum() > 0", "{}.max() > 1", "({} > 0).all()", "k > 1", "state.training", "flag", "{}.mean().item() > 0.1", "len({}.shape) > 1", "{}.shape[0] > 3")
 
 
@@ -41,6 +73,33 @@ class State(torch.nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.p = 1.5
+        self.register_buffer("shift", torch.tensor(0.5))
+
+    def forward(self, t: torch.Tensor) -> torch.Tensor:
+        return t * self.p + self.shift if self.training else t - self.shift
+
+
+@dataclass
+class Box:
+    """An object that programs make."""
+
+    first: torch.Tensor
+    rest: list[torch.Tensor]
+
+
+class Mode(enum.Enum):
+    """A constant that programs compare by identity."""
+
+    QUIET = 1
+    LOUD = 2
+
+    @property
+    def factor(self) -> float:
+        return 0.5 * self.value
+
+
+def helper(t: torch.Tensor, *, other: torch.Tensor, factor: Any = 2) -> torch.Tensor:
+    return t * factor + other
 
 
 @dataclass
@@ -86,8 +145,10 @@ class Writer:
             return [f"{pad}{self.new(kind)} = {self.rng.choice(SCALAR).format(a)}"]
         if roll < 0.66:
             return self.table(pad, REDUCTIONS)
-        if roll < 0.80:
+        if roll < 0.76:
             return self.table(pad, VIEWS)
+        if roll < 0.82:
+            return self.block(pad)
         if roll < 0.90 and self.writes:
             target = self.pick("mc")
             if self.rng.random() < 0.5:
@@ -97,6 +158,12 @@ class Writer:
         if depth < 2:
             return self.branch(pad, depth)
         return []
+
+    def block(self, pad: str) -> list[str]:
+        a, b = self.pick("m"), self.pick("m")
+        text = self.rng.choice(BLOCKS).format(a=a, b=b, r=f"v{self.count + 1}")
+        self.new("m")
+        return [pad + line for line in text.split("\n")]
 
     def table(self, pad: str, rows: dict[str, dict[str, str]]) -> list[str]:
         text, kinds = self.rng.choice(list(rows.items()))
@@ -134,7 +201,8 @@ class Writer:
         text = "\n".join(lines)
         space = {
             "torch": torch, "scale": torch.tensor(1.25), "bias": 0.5, "state": State(), "flag": True, "table": [1.0, 2.0],
-            "offset": {"a": torch.tensor(0.75)},
+            "offset": {"a": torch.tensor(0.75)}, "functools": functools, "Box": Box, "Mode": Mode, "mode": Mode.QUIET, "helper": helper,
+            "store": torch.tensor([0.5, 0.25, -0.5]), "settings": types.SimpleNamespace(),
         }  # fmt: skip
         import linecache
 
@@ -166,7 +234,7 @@ def matrix(rng: random.Random, rows: int, columns: int, huge: float = 3e38) -> t
 def change(rng: random.Random, program: Program) -> None:
     """Changes something outside the arguments, as a user's program would between two calls."""
     space = program.space
-    match rng.randrange(9):
+    match rng.randrange(12):
         case 0:
             space["bias"] = rng.choice([0.5, -1.0, 0.0, -0.0])
         case 1:
@@ -183,6 +251,12 @@ def change(rng: random.Random, program: Program) -> None:
             space["table"][1] = rng.choice([2.0, 4.0])
         case 7:
             space["offset"]["a"].add_(1)
+        case 8:
+            space["mode"] = rng.choice(list(Mode))
+        case 9:
+            space["settings"].gain = rng.choice([0.5, 2.0])
+        case 10:
+            space["store"].neg_()
 
 
 def call(function: Any, x: torch.Tensor, y: torch.Tensor, k: Any) -> tuple:

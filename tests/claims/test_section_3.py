@@ -1,0 +1,263 @@
+"""Section 3, capture: one test for each claim, named after it."""
+
+import gc
+import operator
+import weakref
+
+import pytest
+import torch
+from torch import nn
+
+import tensorplay as tp
+from tensorplay.capture.show import show
+from tensorplay.capture.tracer import capture
+from tensorplay.compiled import compiled_of
+from tensorplay.errors import GraphCaptureError, StrictNativeError
+
+
+def compiled(f, **options):
+    return tp.compile(f, backend="eager", **options)
+
+
+def versions(f):
+    return len(compiled_of(f).live_versions())
+
+
+def example(x, w):
+    return (torch.relu(x + w) * 2).sum(-1)
+
+
+def test_definition_3_1_the_graph_is_a_total_order_whose_source_equals_forward():
+    x, w = torch.randn(4, 8), torch.randn(4, 8)
+    graph = capture(example, (x, w), {}).graph
+    nodes = list(graph.graph.nodes)
+    position = {node: k for k, node in enumerate(nodes)}
+    assert all(position[i] < position[n] for n in nodes for i in n.all_input_nodes)
+    assert [n.op for n in nodes] == ["placeholder"] * 2 + ["call_function"] * 3 + ["call_method", "output"]
+    assert nodes[2].target is operator.add
+    space = dict(graph.graph.python_code("self").globals)
+    exec(graph.code, space)
+    assert torch.equal(space["forward"](graph, x, w)[0], example(x, w))
+
+
+def test_no_node_keeps_a_tensor_alive_and_shapes_are_still_printed():
+    x = torch.randn(4, 8)
+    graph = capture(lambda a: torch.relu(a + 1), (x,), {}).graph
+    held = weakref.ref(x)
+    del x
+    gc.collect()
+    assert held() is None and "shape=(4, 8)" in show(graph)
+
+
+def test_submodules_are_inlined_and_a_leaf_stays_one_call_module_node():
+    x = torch.randn(2, 3)
+    plain = nn.Sequential(nn.Linear(3, 3), nn.ReLU())
+    assert not [n for n in capture(plain, (x,), {}).graph.graph.nodes if n.op == "call_module"]
+    marked = nn.Sequential(tp.graph.leaf(nn.Linear(3, 3)), nn.ReLU())
+    graph = capture(marked, (x,), {}).graph
+    assert len([n for n in graph.graph.nodes if n.op == "call_module"]) == 1
+    assert torch.equal(graph(x)[0], marked(x))
+
+
+def test_an_operator_that_fails_on_the_sample_raises_inside_the_function():
+    def f(x):
+        try:
+            return x @ torch.ones(5)
+        except RuntimeError:
+            return x * 2
+
+    assert torch.equal(compiled(f)(torch.ones(3)), torch.full((3,), 2.0))
+    with pytest.raises(RuntimeError, match="size"):
+        compiled(lambda x: x + torch.ones(5))(torch.ones(3))
+
+
+def test_example_3_1_only_the_side_that_was_taken_is_captured():
+    def f(x):
+        return x * 2 if x.sum() > 0 else x - 1
+
+    g = compiled(f)
+    assert torch.equal(g(torch.ones(3)), torch.full((3,), 2.0)) and torch.equal(g(-torch.ones(3)), torch.full((3,), -2.0))
+    assert versions(g) == 2
+    targets = [n.target for n in capture(f, (torch.ones(3),), {}).graph.graph.nodes]
+    assert operator.mul in targets and operator.sub not in targets
+
+
+def test_table_3_2_versions_grow_with_distinct_values_only():
+    t = torch.tensor
+    for f, inputs, count in (
+        (lambda x: x if x[0] > 0 else -x, (t([1.0, 2]), t([3.0, 2]), t([-1.0, 2])), 2),
+        (lambda x: x[: x[0].int()] * 1, (t([1.0, 2]), t([1.0, 5]), t([2.0, 2])), 2),
+        (lambda x: x * int(x[0]), (t([1.0, 2]), t([1.5, 2]), t([2.0, 2])), 2),
+        (lambda x: x * float(x[0]), (t([1.0, 2]), t([1.0, 3]), t([2.0, 2])), 2),
+    ):
+        g = compiled(f)
+        for x in (*inputs, *inputs):
+            assert torch.equal(g(x), f(x))
+        assert versions(g) == count
+
+
+def test_shape_reads_are_metadata_and_no_gates():
+    found = capture(lambda x: x * (len(x) + x.shape[0] + x.ndim + (x.dtype == torch.float32)), (torch.ones(3),), {})
+    assert not found.gates and found.replay is None
+
+
+def test_the_shape_of_a_value_that_depends_on_data_is_a_gate():
+    g = compiled(lambda x: x[x > 0].sum() / x[x > 0].shape[0])
+    assert g(torch.tensor([1.0, 2, -1])) == 1.5 and g(torch.tensor([1.0, -2, -1])) == 1.0
+
+
+def test_the_replay_graph_is_the_backward_slice_of_the_gates():
+    def f(x):
+        y = x * 5
+        return y * 2 if x.sum() > 0 else y
+
+    replay = capture(f, (torch.ones(3),), {}).replay
+    assert [n.name for n in replay.graph.nodes if n.op not in ("placeholder", "output")] == ["sum_1", "gt"]
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (0, 2, 1), (1, 0, 2), (1, 2, 0), (2, 0, 1), (2, 1, 0)])
+def test_proposition_3_1_gates_belong_to_their_version_in_any_call_order(order):
+    def f(x):
+        if x[0] > 0:
+            return x * 2
+        return x * 3 if x[1] > 0 else x * 4
+
+    g = compiled(f)
+    inputs = (torch.tensor([1.0, 1]), torch.tensor([-1.0, 1]), torch.tensor([-1.0, -1]))
+    for k in (*order, *order):
+        assert torch.equal(g(inputs[k]), f(inputs[k]))
+    assert versions(g) == 3
+
+
+def test_a_gate_that_another_path_cannot_compute_counts_as_different():
+    def f(x):
+        if x.numel() > 3 and x[3] > 0:
+            return x * 2
+        return x
+
+    g = compiled(f)
+    for x in (torch.ones(5), torch.ones(2), -torch.ones(5), torch.ones(2)):
+        assert torch.equal(g(x), f(x))
+
+
+def test_example_3_3_a_gate_that_stays_a_tensor_needs_one_version():
+    baked, kept = compiled(lambda x: x * int(x[0])), compiled(lambda x: x * tp.graph.gate(x[0]))
+    for first in (2.0, 4.0):
+        x = torch.tensor([first, 3.0])
+        assert torch.equal(baked(x), x * first) and torch.equal(kept(x), x * first)
+    assert versions(baked) == 2 and versions(kept) == 1
+
+
+def test_an_explicit_int_of_a_gate_is_in_the_key():
+    g = compiled(lambda x: x * int(tp.graph.gate(x.sum())))
+    for x in (torch.ones(2), torch.ones(3)[:2] * 2):
+        assert torch.equal(g(x), x * x.sum())
+
+
+def test_capture_leaves_the_callers_tensors_buffers_and_graphs_alone():
+    norm = nn.BatchNorm1d(3)
+    x = torch.randn(8, 3, requires_grad=True)
+    h = x * 1.0
+    outer = (h * h).sum()
+    version, statistics = h._version, norm.running_mean._version
+    capture(norm, (h,), {})
+    assert norm.num_batches_tracked == 0 and norm.running_mean._version == statistics and h._version == version
+    outer.backward()
+
+
+def test_random_numbers_and_the_generator_are_those_of_eager_also_on_the_compiling_call():
+    f = nn.functional.dropout
+    g = compiled(lambda x: f(x, 0.5))
+    torch.manual_seed(0)
+    want = [f(torch.ones(64), 0.5) for _ in range(2)]
+    state = torch.get_rng_state()
+    torch.manual_seed(0)
+    assert all(torch.equal(w, g(torch.ones(64))) for w in want) and torch.equal(state, torch.get_rng_state())
+
+
+def test_effects_happen_once_a_call_and_strict_mode_refuses_before_them():
+    log = []
+
+    def f(x):
+        log.append(1)
+        return x * 2
+
+    g = compiled(f)
+    with pytest.warns(tp.FallbackWarning, match=r"test_section_3\.py:\d+"):
+        for _ in range(3):
+            g(torch.ones(2))
+    assert len(log) == 3
+    with pytest.raises((GraphCaptureError, StrictNativeError)):
+        compiled(f, strict_native=True)(torch.ones(2))
+    assert len(log) == 3
+
+
+def test_a_gate_after_a_write_sees_the_write_and_replay_writes_nothing():
+    def f(x):
+        x.add_(3)
+        return x * 2 if x.sum() > 0 else x
+
+    g = compiled(f)
+    for _ in range(2):
+        x = -torch.ones(2)
+        assert torch.equal(g(x), torch.full((2,), 4.0)) and torch.equal(x, torch.full((2,), 2.0))
+
+
+def test_a_gate_fed_by_random_numbers_never_desynchronizes():
+    def f(x):
+        return x * 2 if torch.rand(()) < 0.5 else x
+
+    g = compiled(f)
+    torch.manual_seed(1)
+    want = [f(torch.ones(2)) for _ in range(6)]
+    torch.manual_seed(1)
+    with pytest.warns(tp.FallbackWarning, match="random"):
+        assert all(torch.equal(w, g(torch.ones(2))) for w in want)
+
+
+def test_errors_of_capture_carry_the_users_line():
+    with pytest.raises(GraphCaptureError, match=r"test_section_3\.py:\d+: Tensor\.data_ptr"):
+        capture(lambda x: x * x.data_ptr(), (torch.ones(2),), {})
+
+
+def test_marks_a_disabled_function_is_one_node_and_is_compiling_is_true_only_while_tracing():
+    @tp.disable
+    def helper(x):
+        return x * 2 if x.sum() > 0 else x * 3
+
+    def f(x):
+        return helper(x) + (1 if tp.is_compiling() else 2)
+
+    graph = capture(f, (torch.ones(2),), {}).graph
+    assert len([n for n in graph.graph.nodes if n.op == "call_function"]) == 2
+    g = compiled(f)
+    assert torch.equal(g(torch.ones(2)), torch.full((2,), 3.0)) and torch.equal(g(-torch.ones(2)), torch.full((2,), -2.0))
+    assert not tp.is_compiling() and not tp.is_exporting()
+    with tp.disable_capture():
+        assert torch.equal(g(torch.ones(2)), torch.full((2,), 4.0))
+
+
+def test_a_destination_is_written_at_every_call():
+    out = torch.empty(3)
+    g = compiled(lambda x: torch.mul(x, 2, out=out))
+    for k in range(3):
+        assert g(torch.full((3,), float(k))) is out and torch.equal(out, torch.full((3,), 2.0 * k))
+
+
+def test_torch_func_transforms_are_captured_with_the_gates_inside():
+    def f(x):
+        return torch.func.grad(lambda y: (y**3).sum() if y.sum() > 0 else (y**2).sum())(x)
+
+    g = compiled(f, strict_native=True)
+    for x in (torch.ones(3), -torch.ones(3), torch.ones(3) * 2):
+        assert torch.equal(g(x), f(x))
+    assert versions(g) == 2
+
+
+def test_a_custom_operator_is_one_node():
+    @torch.library.custom_op("tpclaims::triple", mutates_args=())
+    def triple(x: torch.Tensor) -> torch.Tensor:
+        return torch.from_numpy(x.numpy() * 3)
+
+    graph = capture(lambda x: triple(x) + 1, (torch.ones(2),), {}).graph
+    assert len([n for n in graph.graph.nodes if n.op == "call_function"]) == 2
