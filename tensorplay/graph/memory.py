@@ -98,18 +98,10 @@ def _opaque(node: fx.Node) -> bool:
 
 def share(first: fx.Node, second: fx.Node, memory: Memory) -> None:
     """`second` is about to be replaced by `first`: what lay in the memory of `second` alone lies in that of `first`."""
-    old, new = facts(second).lies, facts(first).lies
-    moved = old - memory.taken(second)
-    if not moved or moved <= new:
-        return
-    for holder in dict.fromkeys(itertools.chain(*[memory.holders.get(s, ()) for s in moved])):
-        if not holder._erased:
-            known = facts(holder)
-            holder.meta["facts"] = replace(known, lies=known.lies - moved | new)
-            for s in new:
-                memory.holders.setdefault(s, []).append(holder)
-            if holder in memory.leaving:
-                memory.escaping |= new
+    new = facts(first).lies
+    moved = facts(second).lies - memory.taken(second) - new
+    if moved:
+        memory.rename(moved, new)
 
 
 class Memory:
@@ -143,6 +135,24 @@ class Memory:
                 self.leaving.update(node.all_input_nodes)
                 for used in node.all_input_nodes:
                     self.escaping |= facts(used).lies
+
+    def rename(self, old: frozenset[int], new: frozenset[int], after: int = -1) -> None:
+        """What lies in or writes the storages `old`, behind a position, does so with `new` instead."""
+        holders = [h for s in old for h in self.holders.get(s, ()) if self.position[h] > after and not h._erased]
+        writes = sorted({p for s in old for p in self.writers.get(s, ()) if p > after})
+        for node in dict.fromkeys((*holders, *[self.nodes[p] for p in writes])):
+            known = facts(node)
+            lies = known.lies - old | new if known.lies & old else known.lies
+            written = known.writes - old | new if known.writes & old else known.writes
+            node.meta["facts"] = replace(known, lies=lies, writes=written)
+        for s in old:
+            self.holders[s] = [h for h in self.holders.get(s, ()) if self.position[h] <= after]
+            self.writers[s] = [p for p in self.writers.get(s, ()) if p <= after]
+        for s in new:
+            self.holders.setdefault(s, []).extend(holders)
+            self.writers[s] = sorted({*self.writers.get(s, ()), *writes})
+        if old & self.escaping:
+            self.escaping |= new
 
     def taken(self, node: fx.Node) -> frozenset[int]:
         """Storages of the node's arguments."""

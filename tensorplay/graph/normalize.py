@@ -9,7 +9,6 @@ its table holds; a node whose sample value is unknown stays as it is.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace as changed
 from typing import Any
 
 from torch import fx
@@ -162,22 +161,12 @@ IN_PLACE: dict[str, Condition] = {
 def _out_of_place(node: fx.Node, memory: Memory) -> None:
     """The node computes a new value; what looked into the old memory behind it looks into the new."""
     x: Any = node.args[0]
-    at, old, new = memory.position[node], facts(x).lies, fresh().lies
+    old, new = facts(x).lies, fresh().lies
     node.target = INPLACE[node.target]  # type: ignore[index]
-    nodes = memory.nodes
-    later = [h for s in old for h in memory.holders[s] if memory.position[h] > at and not h._erased]
-    writers = [nodes[p] for s in old for p in memory.writers.get(s, ()) if p > at]
-    for h in dict.fromkeys((*later, *writers)):
-        known = facts(h)
-        lies = known.lies - old | new if known.lies & old else known.lies
-        writes = known.writes - old | new if known.writes & old else known.writes
-        h.meta["facts"] = changed(known, lies=lies, writes=writes)
     node.meta["facts"] = Facts(new)
     for s in old:
-        memory.holders[s] = [h for h in memory.holders[s] if memory.position[h] < at]
-        memory.writers[s] = [p for p in memory.writers.get(s, ()) if p < at]
+        memory.writers[s] = [p for p in memory.writers.get(s, ()) if p != memory.position[node]]
+        memory.holders[s] = [h for h in memory.holders[s] if h is not node]
     for s in new:
-        memory.holders[s] = [node, *later]
-        memory.writers[s] = sorted({memory.position[w] for w in writers})
-    if old & memory.escaping:
-        memory.escaping |= new
+        memory.holders[s] = [node]
+    memory.rename(old, new, after=memory.position[node])

@@ -221,6 +221,20 @@ def test_an_input_that_capture_ran_on_a_copy_of_is_one_storage():
     assert same(observed(front, (X,)), observed(input_written_twice, (X,)))
 
 
+def written_composite(x):
+    y = x.clamp(-0.5, 0.5)
+    z = -(-y)
+    v = y[0]
+    v.relu_()
+    y[1] = 3.0
+    return z * 2
+
+
+def test_a_chain_that_is_written_later_is_still_written():
+    front = run_passes(captured(written_composite, X)).graph
+    assert same(observed(front, (X,)), observed(written_composite, (X,)))
+
+
 def test_random_operators_are_never_merged():
     def f(x):
         return F.dropout(x, 0.5, True) + F.dropout(x, 0.5, True), torch.rand_like(x) - torch.rand_like(x)
