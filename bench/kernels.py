@@ -3,12 +3,13 @@
     python -m bench.kernels [--dtype float32 bfloat16] [--no-inductor] [--threads 1] [names ...]
 
 Model bytes are those of the plan (section 1.1); the ceiling is what `torch.Tensor.copy_` reaches in the same run.
-"fresh": outputs from torch's allocator, as Inductor's. "in place": kernels that write their inputs need none.
+Outputs come from torch's allocator for every peer. One thread: milliseconds of CPU time; more: of the clock.
 """
 
 from __future__ import annotations
 
 import argparse
+import time
 from collections.abc import Callable
 
 import torch
@@ -55,12 +56,18 @@ def main() -> None:
     options.add_argument("--dtype", nargs="*", default=["float32", "bfloat16"])
     options.add_argument("--no-inductor", action="store_true")
     options.add_argument("--threads", type=int, default=1)
+    options.add_argument("--rounds", type=int, default=7)
     chosen = options.parse_args()
     torch.set_num_threads(chosen.threads)
+    clock = time.process_time if chosen.threads == 1 else time.perf_counter
     source, target = torch.randn(16 << 20), torch.randn(16 << 20)
-    copy = alternate({"copy": lambda: target.copy_(source)}, rounds=7)["copy"].best
+    copy = alternate({"copy": lambda: target.copy_(source)}, rounds=7, clock=clock)["copy"].best
     ceiling = 2 * source.nbytes / copy
-    rows = []
+    head = ["kernel", "dtype", "kernels", "eager ms", "ours ms"]
+    if not chosen.no_inductor:
+        head += ["Inductor ms", "Inductor/ours"]
+    print(machine(), f"copy {ceiling / 1e9:.1f} GB/s\n")
+    print(table([*head, "eager/ours", "% of copy bandwidth"], []), flush=True)
     with torch.no_grad():
         for name in chosen.names:
             function, inputs = KERNELS[name]
@@ -73,18 +80,14 @@ def main() -> None:
                     peer = torch.compile(function)
                     peer(*args)
                     peers["inductor"] = lambda f=peer, a=args: f(*a)
-                times = alternate(peers, rounds=7)
+                times = alternate(peers, rounds=chosen.rounds, clock=clock)
                 moved = sum(k.model_bytes for k in K(compiled))
                 ours = times["ours"].median
                 row = [name, str(dtype).removeprefix("torch."), str(len(K(compiled))), f"{times['eager'].median * 1e3:.3f}", f"{ours * 1e3:.3f}"]
                 if not chosen.no_inductor:
                     row += [f"{times['inductor'].median * 1e3:.3f}", f"{times['inductor'].median / ours:.2f}"]
-                rows.append([*row, f"{times['eager'].median / ours:.2f}", f"{100 * moved / ours / ceiling:.0f}"])
-    head = ["kernel", "dtype", "kernels", "eager ms", "ours ms"]
-    if not chosen.no_inductor:
-        head += ["Inductor ms", "Inductor/ours"]
-    print(machine(), f"copy {ceiling / 1e9:.1f} GB/s")
-    print(table([*head, "eager/ours", "% of copy bandwidth"], rows))
+                row += [f"{times['eager'].median / ours:.2f}", f"{100 * moved / ours / ceiling:.0f}"]
+                print("| " + " | ".join(row) + " |", flush=True)
 
 
 if __name__ == "__main__":

@@ -12,6 +12,8 @@ from .shape import Fold, Store, flat
 from .writer import Opened, Writer
 
 TILE = 1024  # columns whose accumulators stay in L1
+PARTS = 8  # tiles get narrower until there are so many
+BAND = 8  # rows whose sum is taken in registers
 
 
 def tiles(w: Writer) -> None:
@@ -21,7 +23,7 @@ def tiles(w: Writer) -> None:
     outer = [u for u in shape.dims if u is not v]
     rows, size = math.prod(u.args[1] for u in outer), v.args[1]
     width = TILE
-    while width > 128 and rows * math.ceil(size / width) < 16:
+    while width > 128 and rows * math.ceil(size / width) < PARTS:
         width //= 2
     width = min(width, math.ceil(size / w.n) * w.n)
     count = math.ceil(size / width)
@@ -82,8 +84,8 @@ def tile_pass(
         opened.append((block, header, "}"))
     first, end = bounds[1:] if bounds is not None and bounds[0] == last.name else ("0", str(last.args[1]))
     band = Block(block)
-    opened.append((band, f"for (i64 b = {first}; b < {end}; b += 8) {{", "}"))
-    band.line(f"const i64 e = b + 8 < {end} ? b + 8 : {end};")
+    opened.append((band, f"for (i64 b = {first}; b < {end}; b += {BAND}) {{", "}"))
+    band.line(f"const i64 e = b + {BAND} < {end} ? b + {BAND} : {end};")
     inner, header, footer = w.vector_loop(band, low, high, even)
     opened.append((inner, header, footer))
     for f in folds:
@@ -98,6 +100,7 @@ def tile_pass(
             inner.line(f"auto {name}i = load<N>({name}_at + {v.name}{shift});")
     step, step_header = w.loop(inner, last, "b", "e")
     step.live = inner.live
+    w.ask_ahead(step, [f.body for f in folds], last, BAND, "the next band")
     for f in folds:
         name, _ = w.accs[id(f)]
         kind = F.kind_of(f)

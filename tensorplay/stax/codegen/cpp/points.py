@@ -6,6 +6,7 @@ import math
 
 import torch
 
+from ...dtypes import compute
 from ...expr import Expr, coefficient, substitute, var
 from . import folds as F
 from .body import Block, indirect
@@ -13,8 +14,8 @@ from .lanes import unconditional
 from .writer import Writer
 
 PART = 512  # the least elements of a part
-SIDE = 64  # rows and columns of a tile that is read against its layout
-PITCH = SIDE + 16  # no power of two: the columns of a tile lie in different sets of L1
+SIDES = (128, 64, 32)  # rows and columns of a tile that is read against its layout
+PAD = 16  # its rows are longer by this, so that they lie in different sets of a cache
 
 
 def points(w: Writer) -> None:
@@ -58,14 +59,14 @@ def against_layout(w: Writer) -> tuple[Expr, list[Expr]] | None:
     """Loads that are contiguous along another loop than the lanes, when the arrays exceed the caches."""
     shape, v = w.shape, w.v
     assert v is not None
-    if w.kernel.model_bytes < w.target.l1 or v.args[1] < SIDE // 2:
+    if w.kernel.model_bytes < w.target.l1 or v.args[1] < SIDES[-1]:
         return None
     found: dict[Expr, list[Expr]] = {}
     for e in unconditional(s.value for s in shape.stores):
         if e.op != "load" or (coefficient(e.args[1], v) or 0) < 2:
             continue
         for u in shape.dims:
-            if u is not v and u.args[1] >= SIDE // 2 and coefficient(e.args[1], u) == 1:
+            if u is not v and u.args[1] >= SIDES[-1] and coefficient(e.args[1], u) == 1:
                 found.setdefault(u, []).append(e)
     if not found:
         return None
@@ -78,13 +79,16 @@ def turned(w: Writer, u: Expr, loads: list[Expr]) -> None:
     shape, body, v = w.shape, w.body, w.v
     assert v is not None
     outer = [d for d in shape.dims if d is not v and d is not u]
-    high = {d: math.ceil(d.args[1] / SIDE) for d in (u, v)}
+    size = sum(compute(e.dtype).itemsize for e in loads)
+    side = next((s for s in SIDES if s * (s + PAD) * size <= w.target.l2 // 4), SIDES[-1])
+    pitch = side + PAD
+    high = {d: math.ceil(d.args[1] / side) for d in (u, v)}
     count = math.prod(d.args[1] for d in outer) * high[u]
     if w.serial():
         block, opened = w.over(outer, True)
         block = Block(block)
         opened.append((block, f"for (i64 t = 0; t < {high[u]}; t++) {{", "}"))
-        block.line(f"const i64 {u.name}_low = t * {SIDE};")
+        block.line(f"const i64 {u.name}_low = t * {side};")
         w.thread = w.root
     else:
         w.thread = Block(w.root)
@@ -95,24 +99,24 @@ def turned(w: Writer, u: Expr, loads: list[Expr]) -> None:
         for d in outer:
             step //= d.args[1]
             block.line(f"const i64 {d.name} = t / {high[u] * step}{f' % {d.args[1]}' if d is not outer[0] else ''};")
-        block.line(f"const i64 {u.name}_low = t % {high[u]} * {SIDE};" if outer else f"const i64 {u.name}_low = t * {SIDE};")
-    block.line(_upper(u))
+        block.line(f"const i64 {u.name}_low = t % {high[u]} * {side};" if outer else f"const i64 {u.name}_low = t * {side};")
+    block.line(_upper(u, side))
     tile = Block(block)
-    opened.append((tile, f"for (i64 {v.name}_low = 0; {v.name}_low < {v.args[1]}; {v.name}_low += {SIDE}) {{", "}"))
-    tile.line(_upper(v))
+    opened.append((tile, f"for (i64 {v.name}_low = 0; {v.name}_low < {v.args[1]}; {v.name}_low += {side}) {{", "}"))
+    tile.line(_upper(v, side))
     for e in loads:
         name = body.fresh("tile")
         kind = "b1" if e.dtype is torch.bool else F.ctype(e.dtype)
-        w.thread.lines.insert(0, f"alignas(64) {kind} {name}[{SIDE} * {PITCH}];")
+        w.thread.lines.insert(0, f"alignas(64) {kind} {name}[{side} * {pitch}];")
         corner = substitute(e.args[1], {u: var(f"{u.name}_low", u.args[1]), v: var(f"{v.name}_low", v.args[1])})
         pointer = body.argument(e.args[0], e.dtype)
         for inner in indirect(corner):
             body.need(inner, tile)
         tile.line(
-            f"turn({name}, {PITCH}, {body.offset(pointer, corner, tile)}, {coefficient(e.args[1], v)}, "
+            f"turn({name}, {pitch}, {body.offset(pointer, corner, tile)}, {coefficient(e.args[1], v)}, "
             f"{v.name}_high - {v.name}_low, {u.name}_high - {u.name}_low);", e.args[0],
         )  # fmt: skip
-        body.kept[e] = (name, f"({u.name} - {u.name}_low) * {PITCH} + {v.name} - {v.name}_low")
+        body.kept[e] = (name, f"({u.name} - {u.name}_low) * {pitch} + {v.name} - {v.name}_low")
     row, header = w.loop(tile, u, f"{u.name}_low", f"{u.name}_high")
     opened.append((row, header, "}"))
     lanes_of_points(w, row, f"{v.name}_low", f"{v.name}_high", v.args[1] % w.n == 0)
@@ -125,6 +129,6 @@ def lanes_of_points(w: Writer, block: Block, low: str, high: str, even: bool) ->
     inner.close(header, footer)
 
 
-def _upper(w: Expr) -> str:
+def _upper(w: Expr, side: int) -> str:
     low, size = f"{w.name}_low", w.args[1]
-    return f"const i64 {w.name}_high = {low} + {SIDE} < {size} ? {low} + {SIDE} : {size};"
+    return f"const i64 {w.name}_high = {low} + {side} < {size} ? {low} + {side} : {size};"

@@ -5,14 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from ...expr import Expr, coefficient
+from ...expr import Expr
 from . import folds as F
-from .body import Block, indirect
-from .lanes import slope, unconditional, walk_values
+from .body import Block
+from .lanes import slope, walk_values
 from .shape import HEAVY, Fold, Store, cycles, flat
 from .writer import Opened, Writer
 
-PREFETCH_NS = 200_000  # kernels that stream from memory ask for the next row while they work on one
 BLOCK_STEPS = 16  # vector steps that a float sum takes before it is compensated
 
 
@@ -120,12 +119,8 @@ def row_pass(
             low, high = "b", "e"
         inner, header, footer = w.vector_loop(block, low, high, even, unroll)
         opened.append((inner, header, footer))
-    if p == 1 and v is not None and w.ns > PREFETCH_NS and v in shape.rdims and shape.dims:
-        for e in unconditional(roots):
-            ahead = coefficient(e.args[1], shape.dims[-1]) if e.op == "load" else None
-            if ahead and coefficient(e.args[1], v) == 1 and not indirect(e.args[1]):
-                pointer = body.argument(e.args[0], e.dtype)
-                inner.line(f"prefetch({body.offset(pointer, e.args[1], inner)} + {ahead});", "the next row")
+    if p == 1 and v is not None and v in shape.rdims and shape.dims:
+        w.ask_ahead(inner, roots, shape.dims[-1], 1, "the next row")
     for f, name in zip(folds, names, strict=True):
         body.origin = f.origin
         accumulate(w, inner, f, f"{name}b" if blocked and F.is_sum(f) else name, unroll)

@@ -302,9 +302,48 @@ template <int N, class T, class V, class L, class F> FI void store_at(T *p, V v,
   for (int k = 0; k < live; k++) p[at(k)] = t[k];
 }
 
-// to[i * pitch + j] = from[j * step + i]: a tile of a matrix that is read against its layout, through L1
-template <class R, class T> FI void turn(R *to, i64 pitch, const T *from, i64 step, i64 rows, i64 columns) {
-  for (i64 j = 0; j < rows; j++)
+FI i8 *bare(b1 *p) { return (i8 *)p; }  // booleans move as bytes
+FI const i8 *bare(const b1 *p) { return (const i8 *)p; }
+template <class T> FI T *bare(T *p) { return p; }
+// A block of B x B elements in registers: interleaving rows i and i + B / 2, log2(B) times over, transposes it.
+template <class V> FI V interleave(V a, V b, int from) {
+#if defined(__clang__)
+  V r = {};
+  UNROLL for (int i = 0; i < lanes<V>; i++) r[i] = i & 1 ? b[from + i / 2] : a[from + i / 2];
+  return r;
+#else
+  ints<V> at = {};
+  UNROLL for (int i = 0; i < lanes<V>; i++) at[i] = (elem<ints<V>>)(from + i / 2 + (i & 1) * lanes<V>);
+  return __builtin_shuffle(a, b, at);
+#endif
+}
+template <class V> FI void transpose(V *rows) {
+  constexpr int B = lanes<V>;
+  UNROLL for (int step = 1; step < B; step *= 2) {
+    V next[B];
+    UNROLL for (int i = 0; i < B / 2; i++) {
+      next[2 * i] = interleave(rows[i], rows[i + B / 2], 0);
+      next[2 * i + 1] = interleave(rows[i], rows[i + B / 2], B / 2);
+    }
+    UNROLL for (int i = 0; i < B; i++) rows[i] = next[i];
+  }
+}
+// to[i * pitch + j] = from[j * step + i]: a tile of a matrix that is read against its layout, through a near cache
+template <class R, class T> static void turn(R *to, i64 pitch, const T *from, i64 step, i64 rows, i64 columns) {
+  constexpr int B = sizeof(R) > 4 ? BYTES / 8 : BYTES / 4;
+  i64 whole = 0;
+  for (; whole + B <= rows; whole += B) {
+    i64 i = 0;
+    for (; i + B <= columns; i += B) {
+      vec<typename Plain<decltype(*bare(to))>::R, B> block[B] = {};
+      UNROLL for (int k = 0; k < B; k++) block[k] = load<B>(bare(from) + (whole + k) * step + i);
+      transpose(block);
+      UNROLL for (int k = 0; k < B; k++) store<B>(bare(to) + (i + k) * pitch + whole, block[k]);
+    }
+    for (; i < columns; i++)
+      for (i64 j = whole; j < whole + B; j++) put(to + i * pitch + j, get(from + j * step + i));
+  }
+  for (i64 j = whole; j < rows; j++)
     for (i64 i = 0; i < columns; i++) put(to + i * pitch + j, get(from + j * step + i));
 }
 FI void prefetch(const void *p) { __builtin_prefetch(p); }

@@ -9,16 +9,17 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from ...expr import Expr
+from ...expr import Expr, coefficient
 from ...schedule.plan import Kernel
 from ..target import Target
 from . import folds as F
-from .body import Block, Body
-from .lanes import narrow, walk_values, widest
+from .body import Block, Body, indirect
+from .lanes import narrow, unconditional, walk_values, widest
 from .shape import Fold, Result, Shape, Store, cycles, lane_score
 
 SERIAL_NS = 20_000  # below it a parallel region costs more than it gains
 PART_NS = 10_000  # the least work of a thread
+STREAM_NS = 200_000  # above it a kernel is taken to stream from memory
 
 Opened = list[tuple[Block, str, str]]  # blocks that are being written, with the lines that open and close them
 
@@ -132,6 +133,16 @@ class Writer:
             block, header = self.loop(block, v)
             opened.append((block, header, "}"))
         return block, opened
+
+    def ask_ahead(self, block: Block, roots: Sequence[Expr], along: Expr, steps: int, what: str) -> None:
+        """A kernel that streams from memory asks for what it reads `steps` further along a loop."""
+        if self.ns < STREAM_NS or self.v is None:
+            return
+        for e in unconditional(roots):
+            ahead = coefficient(e.args[1], along) if e.op == "load" else None
+            if ahead and coefficient(e.args[1], self.v) == 1 and not indirect(e.args[1]):
+                pointer = self.body.argument(e.args[0], e.dtype)
+                block.line(f"prefetch({self.body.offset(pointer, e.args[1], block)} + {ahead * steps});", what)
 
     @staticmethod
     def finish(opened: Opened) -> None:
