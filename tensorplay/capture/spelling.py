@@ -33,6 +33,7 @@ OPERATORS: dict[str, Callable] = {
 _UNARY = {operator.neg, operator.pos, operator.invert}
 _TERNARY = {operator.setitem}
 
+# beside a number; between tensors they differ from the operator: x.__rdiv__(y) is x.reciprocal() * y, in the layout of x
 REFLECTED: dict[str, Callable] = {
     "__radd__": operator.add, "__rsub__": operator.sub, "__rmul__": operator.mul, "__rdiv__": operator.truediv,
     "__rtruediv__": operator.truediv, "__rfloordiv__": operator.floordiv, "__rpow__": operator.pow,
@@ -180,7 +181,7 @@ def spell(func: Any, args: tuple, kwargs: dict) -> tuple[str, Any, tuple, dict]:
         if op is not None and len(args) == arity and not kwargs:
             return "call_function", op, args, kwargs
         op = REFLECTED.get(name)
-        if op is not None and len(args) == 2 and not kwargs:
+        if op is not None and len(args) == 2 and not kwargs and not isinstance(args[1], (Tensor, torch.fx.Node)):
             return "call_function", op, args[::-1], kwargs
         return "call_method", name, args, kwargs
     return "call_function", func if _importable(func) else Call(func, str(name)), args, kwargs

@@ -16,7 +16,7 @@ from ..expr import cast, masked, value
 from . import scalar as s
 from .lowered import Lowered, compute, numel, point, to, widened
 from .norms import placed
-from .pointwise import apply, define
+from .pointwise import FLOAT, apply, define
 from .reductions import mapped, nominal
 from .row import Refuse, declare
 from .scalar import Scalar, where
@@ -90,7 +90,7 @@ define(aten.hardswish_backward, _hardswish)
 define(aten.softplus_backward, _softplus)
 define((aten.hardshrink_backward, aten.softshrink_backward), lambda g, x, lambd=0.5: where((x > lambd) | (x < -lambd), g, _zero(x)))
 define(aten.log_sigmoid_backward, _log_sigmoid)
-define(aten.native_dropout_backward, lambda g, mask, scale=1.0: g * mask * scale)
+define(aten.native_dropout_backward, lambda g, mask, scale=1.0: g * (mask * scale), FLOAT)
 
 
 @declare("pointwise", aten.elu_backward.default)
