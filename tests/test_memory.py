@@ -110,3 +110,24 @@ def test_swapping_a_tensor_that_was_an_argument():
         cf(x)
     torch.utils.swap_tensors(x, torch.zeros(3))
     assert cf(x).tolist() == [1.0] * 3
+
+
+def test_a_compiled_function_and_its_module_die_by_reference_count(no_collector):
+    def made():
+        weight = torch.randn(8)
+        return (lambda x: x + weight), weakref.ref(weight)
+
+    for calls in (1, 2):  # the call that captures leaves no cycle either
+        f, weight = made()
+        cf = tp.compile(f)
+        for _ in range(calls):
+            cf(torch.randn(8))
+        del f, cf
+        assert weight() is None
+        net = nn.Linear(3, 3)
+        watch, cm = weakref.ref(net.weight), tp.compile(net)
+        with torch.no_grad():
+            for _ in range(calls):
+                cm(torch.randn(2, 3))
+        del net, cm
+        assert watch() is None

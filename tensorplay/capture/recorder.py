@@ -252,6 +252,8 @@ class Recorder(Values, TorchFunctionMode):
         self._stand_ins.clear()
         self._originals.clear()
         self.reach.tensors.clear()
+        vars(self.execution).clear()  # it and the watch hold methods of this recorder: no cycle keeps the caller's
+        del self.watch, self.execution  # objects alive
 
     # ---- gates ---------------------------------------------------------------------------------------------------
 
