@@ -51,7 +51,7 @@ class Scale(nn.Module):
 
 def over_pairs(f: Callable) -> Callable[[], object]:
     """Calls with another pair of tensor objects every time."""
-    pairs = itertools.cycle([(torch.randn(64, 128), torch.randn(64, 128)) for _ in range(64)])
+    pairs = itertools.cycle([(torch.randn(64, 128), torch.randn(64, 128)) for _ in range(4)])  # few, so that they stay in the cache as the kernel's do
     return lambda: f(*next(pairs))
 
 
