@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from ..key.sources import Environment, Result, Root, Source
-from .kinds import is_library_file, is_torch_file
+from .kinds import OURS, is_library_file, is_torch_file
 
 # calls into these modules depend on, or change, what is outside of the program; names that are harmless
 OUTSIDE: dict[str, tuple[str, frozenset[str]]] = {
@@ -73,7 +73,7 @@ class Execution:
         refuse: Callable[[str], None],
     ) -> None:
         self.first, self.read, self.refuse = first, read, refuse
-        self.ran: dict[types.CodeType, int] = {}
+        self.ran: dict[types.CodeType, int] = {}  # with the attention that each deserves
         self.every = False
         self.names: set[str] = set()
         self.watching = False
@@ -81,6 +81,11 @@ class Execution:
         self._settings: set[Any] = set()
         self._import: types.FrameType | None = None  # the outermost import that is under way
         self._seen: dict[tuple[types.CodeType, int], None] = {}
+
+    @property
+    def codes(self) -> set[types.CodeType]:
+        """The code of the function and its libraries that ran, without our own."""
+        return {code for code in self.ran if not code.co_filename.startswith(OURS)}
 
     @contextmanager
     def watch(self) -> Iterator[None]:
@@ -118,6 +123,9 @@ class Execution:
                 return
             if code not in self.ran or (code, id(frame.f_globals)) not in self._seen:
                 self._seen[code, id(frame.f_globals)] = None
+                if code.co_filename.startswith(OURS):
+                    self.ran.setdefault(code, QUIET)
+                    return
                 self.ran.setdefault(code, _attention(code))
                 self.first(code, frame.f_globals)
             if code in _WATCHED:
@@ -142,6 +150,8 @@ class Execution:
                 self._setting(function, name, attention)
             return
         kind = owner if isinstance(owner, type) else type(owner)
+        if name == "apply" and issubclass(kind, torch.autograd.Function):
+            self.refuse("uses a reference to Function.apply that was taken before, which capture cannot see on this torch")
         module = kind.__module__
         if isinstance(owner, io.IOBase):
             self._outside("_io", name)

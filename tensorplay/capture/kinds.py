@@ -32,7 +32,7 @@ import torch
 from ..key.signature import followed
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep
-_OURS = os.path.dirname(os.path.dirname(__file__)) + os.sep
+OURS = os.path.dirname(os.path.dirname(__file__)) + os.sep
 _STDLIB = sysconfig.get_paths()["stdlib"] + os.sep
 _SITE = (os.sep + "site-packages" + os.sep, os.sep + "dist-packages" + os.sep)
 _LIBRARIES = frozenset(("torch", "numpy", "tensorplay", "builtins", *sys.stdlib_module_names)) - {"__main__"}
@@ -74,7 +74,7 @@ def hazard(value: Any) -> str:
 @functools.lru_cache(maxsize=4096)
 def is_library_file(filename: str) -> bool:
     """Whether a source file belongs to torch, to the standard library, or to this package."""
-    if filename.startswith(_TORCH) or filename.startswith(_OURS) or filename.startswith("<frozen"):
+    if filename.startswith(_TORCH) or filename.startswith(OURS) or filename.startswith("<frozen"):
         return True
     return filename.startswith(_STDLIB) and not any(part in filename for part in _SITE)
 
@@ -82,7 +82,7 @@ def is_library_file(filename: str) -> bool:
 @functools.lru_cache(maxsize=4096)
 def is_torch_file(filename: str) -> bool:
     """Whether a source file belongs to torch or to this package."""
-    return filename.startswith(_TORCH) or filename.startswith(_OURS)
+    return filename.startswith(_TORCH) or filename.startswith(OURS)
 
 
 @functools.lru_cache(maxsize=4096)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import builtins
 import contextlib
+import inspect
 import sys
 import threading
 import types
@@ -60,8 +61,8 @@ def overrides_torch_function(args: Any) -> bool:
     return False
 
 
-_NEW_PARAMETER: Any = torch.nn.Parameter.__dict__["__new__"]
-_NEW_PARAMETER = getattr(_NEW_PARAMETER, "__func__", _NEW_PARAMETER)
+_NEW_AS_HELD: Any = torch.nn.Parameter.__dict__["__new__"]
+_NEW_PARAMETER: Any = getattr(_NEW_AS_HELD, "__func__", _NEW_AS_HELD)
 _ON_APPLY: list[Callable[[type, tuple, dict], Any]] = []  # the callback of the running capture
 _OWNER: list[int] = []  # the thread of the running capture
 
@@ -81,7 +82,12 @@ class _Template:
         return _announce(cls, args, kwargs)
 
 
-_APPLY = getattr(torch.autograd.Function.__dict__.get("apply"), "__func__", None)
+# to torch 2.13 `Function.apply` is a Python function, whose code is exchanged, so that references taken earlier are seen
+# too; where it is written in C, the attribute is, and a reference taken earlier is refused (execution.py)
+_FUNCTION = torch.autograd.Function
+_HELD = _FUNCTION.__dict__.get("apply")
+_DESCRIPTOR: Any = inspect.getattr_static(_FUNCTION, "apply")
+_APPLY = getattr(_HELD, "__func__", None)
 if isinstance(_APPLY, types.FunctionType):
     _APPLY_CODE = _APPLY.__code__
     _APPLY_COPY = types.FunctionType(_APPLY_CODE, _APPLY.__globals__, "apply", _APPLY.__defaults__, _APPLY.__closure__)
@@ -91,6 +97,8 @@ else:
 
 def apply_function(cls: type, args: tuple, kwargs: dict) -> Any:
     """Function.apply as torch defines it."""
+    if _APPLY is None:
+        return _DESCRIPTOR.__get__(None, cls)(*args, **kwargs)
     return _APPLY_COPY(cls, *args, **kwargs)
 
 
@@ -156,11 +164,17 @@ def patched(recorder: Any) -> Iterator[None]:
         torch.nn.Parameter.__new__ = parameter  # type: ignore[method-assign, assignment]
         if _APPLY is not None:
             _APPLY.__code__ = _Template.__dict__["apply"].__func__.__code__
+        else:
+            _FUNCTION.apply = classmethod(lambda cls, *args, **kwargs: _announce(cls, args, kwargs))  # type: ignore
         yield
     finally:
         if _APPLY is not None:
             _APPLY.__code__ = _APPLY_CODE
-        torch.nn.Parameter.__new__ = _NEW_PARAMETER  # type: ignore[method-assign]
+        elif _HELD is not None:
+            _FUNCTION.apply = _HELD
+        elif "apply" in _FUNCTION.__dict__:
+            del _FUNCTION.apply
+        torch.nn.Parameter.__new__ = _NEW_AS_HELD  # type: ignore[method-assign]
         for where, name, original in reversed(saved):
             setattr(where, name, original)
         _ON_APPLY.pop()

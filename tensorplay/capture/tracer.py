@@ -87,12 +87,13 @@ def _once(fn: Any, args: tuple, kwargs: dict, reach: Reach, learned: Learned, se
         reach.add_code(code, namespace)
         snapshot.extend()
         if reach.hazards:
-            seen = Seen(reach, set(execution.ran), execution.every, execution.names)
+            seen = Seen(reach, execution.codes, execution.every, execution.names)
             for place, source, reason in reach.hazards:
                 if seen.place(place):
                     recorder.refuse(f"may use {source}, {reason}: state that a graph does not repeat")
 
-    execution = recorder.execution = Execution(first, lambda source, value: settings.append((source, value)), recorder.refuse)
+    execution = Execution(first, lambda source, value: settings.append((source, value)), recorder.refuse)
+    recorder.execution = execution
     RUNNING[-1] = (RUNNING[-1][0], recorder)
     keep_effects = False
     try:
@@ -121,7 +122,7 @@ def _once(fn: Any, args: tuple, kwargs: dict, reach: Reach, learned: Learned, se
                 recorder.refuse_at(f"changes Python objects that existed before the call: {'; '.join(changes[:3])}", fn)
             keep_effects = True
             raise _Settle(snapshot)
-        seen = Seen(reach, set(execution.ran) if execution.watching else None, execution.every, execution.names)
+        seen = Seen(reach, execution.codes if execution.watching else None, execution.every, execution.names)
         rows = {**dict(state(reach, seen)), **dict(settings)}
         return _assemble(recorder, reach, rebuild, tuple(rows.items()), ties(reach, seen))
     finally:

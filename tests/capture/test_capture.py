@@ -799,3 +799,50 @@ def test_nothing_is_kept_after_many_captures():
         capture(f, args, {})
     gc.collect()
     assert len(gc.get_objects()) - before < 50
+
+
+def test_functions_keep_their_own_backward_where_apply_is_written_in_c(monkeypatch):
+    from tensorplay.capture import patches
+
+    monkeypatch.setattr(patches, "_APPLY", None)
+    before = torch.autograd.Function.__dict__["apply"]
+    captured = capture(lambda t: Square.apply(t) + 1, (torch.ones(2),), {})
+    assert torch.autograd.Function.__dict__["apply"] is before
+    t = torch.full((2,), 5.0, requires_grad=True)
+    run(captured, (t,)).sum().backward()
+    assert same(t.grad, torch.full((2,), 15.0)) and len(captured.graph.graph.nodes) == 4
+
+
+def test_what_capture_exchanges_is_put_back():
+    held = torch.nn.Parameter.__dict__["__new__"], torch.autograd.Function.apply.__func__.__code__
+    capture(lambda t: nn.Parameter(Square.apply(t)), (torch.ones(2),), {})
+    assert (torch.nn.Parameter.__dict__["__new__"], torch.autograd.Function.apply.__func__.__code__) == held
+
+
+def test_a_profiler_in_python_keeps_seeing_the_function():
+    seen = []
+    factor = {"k": 2}
+
+    def f(t):
+        return t * factor["k"]
+
+    sys.setprofile(lambda frame, event, argument: seen.append(frame.f_code))
+    try:
+        captured = capture(f, (torch.ones(2),), {})
+    finally:
+        profiler = sys.getprofile()
+        sys.setprofile(None)
+    assert f.__code__ in seen and profiler is not None
+    assert any(value == 2 for _, value in captured.state)
+
+
+def test_names_that_nothing_read_are_no_state():
+    class Config:
+        def __init__(self):
+            self.used, self.never_used, self.never_listed = 2.0, 3.0, {"a": 1, "b": [1, 2]}
+
+    config = Config()
+    captured = capture(lambda t: t * config.used, (torch.ones(2),), {})
+    texts = [str(source) for source, _ in captured.state]
+    assert any(text.endswith(".used") for text in texts)
+    assert not any("never" in text for text in texts)
