@@ -60,6 +60,7 @@ template <int N> struct Vec<f16, N> { typedef vec<f32, N> V; };
 
 template <class T> struct Plain { typedef T R; };
 template <class T> struct Plain<T &> { typedef T R; };
+template <class T> struct Plain<T &&> { typedef T R; };
 template <class V> struct Elem { typedef typename Plain<decltype(V{}[0])>::R T; };
 template <> struct Elem<f32> { typedef f32 T; };
 template <> struct Elem<f64> { typedef f64 T; };
