@@ -7,12 +7,15 @@ text shows them from the call down to the kernels.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
 from torch import fx
 
-from .changes import Change, changes
 from .compiled import Compiled, Version, compiled_of
+
+if TYPE_CHECKING:
+    from .changes import Change
 
 
 @dataclass(frozen=True)
@@ -119,8 +122,14 @@ class Explanation:
     seconds: dict[str, float] = field(default_factory=dict)
     log: tuple[str, ...] = ()
     counters: dict[str, int] = field(default_factory=dict)
-    passes: list[Change] = field(default_factory=list)
     training: Training | None = None
+
+    @cached_property
+    def passes(self) -> list[Change]:
+        """Table 4.3 for the last version: every transformation that changed it, made out on request."""
+        from .changes import changes
+
+        return changes(self.versions[-1]) if self.versions else []
 
     @property
     def library_calls(self) -> list[CallReport]:
@@ -174,7 +183,7 @@ def explain(cf: Any) -> Explanation:
         return Explanation(**base, fallbacks=list(compiled.fallbacks))
     version = versions[-1]
     program = version.program
-    levels: dict[str, Any] = {"graph": version.captured.graph, "seconds": dict(version.seconds), "passes": changes(version)}
+    levels: dict[str, Any] = {"graph": version.captured.graph, "seconds": dict(version.seconds)}
     fallbacks = list(compiled.fallbacks)
     parts = [p for p in getattr(program, "parts", (program,)) if hasattr(p, "plan")]
     if parts:
