@@ -29,6 +29,7 @@ _ON_MASKS = {
 _ON_BOOLS = {
     "maximum": "{0} | {1}", "minimum": "{0} & {1}", "mul": "{0} & {1}", "logical_not": "!{0}", "bitwise_not": "!{0}",
 }  # fmt: skip
+_TAKES_SCALAR = frozenset(("clamp_min", "clamp_max", "maximum", "minimum"))  # functions of a vector and a scalar
 HALF = (torch.bfloat16, torch.float16)
 MARK = "\0"  # between a line and its comment
 
@@ -313,11 +314,12 @@ class Body:
             cond, x, y = (self.operand(a, b, "bool" if i == 0 else ctype, False) for i, a in enumerate(args))
             return f"{cond} ? {x} : {y}"
         direct = not spelled[0].isalpha()
+        mixed = vec and any(self.vector(a, b) for a in typed)  # a scalar operand may stay one
         if conditional:
             cond = self.operand(args[0], b, "bool", True)
-            return spelled.format(cond, *(self.operand(a, b, ctype, True) for a in typed))
-        lone = direct and sum(self.vector(a, b) for a in args) > 0
-        texts = [self.operand(a, b, ctype, vec, direct=not vec or (lone and ctype != "bool")) for a in args]
+            return spelled.format(cond, *(self.operand(a, b, ctype, True, direct=mixed) for a in typed))
+        mixed = mixed and (direct or (op in _TAKES_SCALAR and self.vector(args[0], b)))
+        texts = [self.operand(a, b, ctype, vec, direct=not vec or (mixed and ctype != "bool")) for a in args]
         text = spelled.format(*texts)
         if vec:
             if e.dtype is torch.bool and ctype != "bool" and _width(ctype) * self.n != self.bytes:
@@ -457,9 +459,7 @@ class Body:
 
     def store(self, buffer: str, dtype: torch.dtype, at: Expr, e: Expr, b: Block) -> None:
         """Writes the value of `e` to element `at` of a buffer in memory."""
-        value = cast(e, dtype)
-        if value.op == "cast" and dtype in HALF and value.args[0].dtype is torch.float32:
-            value = value.args[0]  # the store rounds
+        value = unrounded(e, dtype)
         self.need(value, b)
         for inner in indirect(at):
             self.need(inner, b)
@@ -490,6 +490,12 @@ def _atomic(text: str) -> str:
 
 def _width(ctype: str) -> int:
     return {"f32": 4, "f64": 8, "i64": 8, "i32": 4, "i16": 2, "i8": 1, "u8": 1}[ctype]
+
+
+def unrounded(e: Expr, dtype: torch.dtype) -> Expr:
+    """What is handed to a store of `dtype`, which rounds."""
+    value = cast(e, dtype)
+    return value.args[0] if value.op == "cast" and dtype in HALF and value.args[0].dtype is torch.float32 else value
 
 
 def indirect(x: Expr) -> list[Expr]:

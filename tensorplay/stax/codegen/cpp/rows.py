@@ -52,7 +52,7 @@ def to_keep(w: Writer) -> dict[int, list[Expr]]:
             visited.add(e)
             first = seen.get(e)
             if first is not None and first < p and w.v in e.free and steps.get(e, 0) <= first:
-                cost = sum(HEAVY.get(n.op, 0) for n in walk_values(e) if n.free & varying)
+                cost = sum(HEAVY.get(n.op, 8 * scattered(w, n)) for n in walk_values(e) if n.free & varying)
                 if cost >= 8 and e not in out.get(first, []) and sum(map(len, out.values())) < budget:
                     out.setdefault(first, []).append(e)
                 if cost >= 8:
@@ -61,6 +61,11 @@ def to_keep(w: Writer) -> dict[int, list[Expr]]:
         for e in walk_values(*roots):
             seen.setdefault(e, p)
     return out
+
+
+def scattered(w: Writer, e: Expr) -> bool:
+    """A load whose lanes do not lie side by side."""
+    return e.op == "load" and w.v is not None and slope(e.args[1], w.v, w.n) not in (0, 1)
 
 
 def row_pass(

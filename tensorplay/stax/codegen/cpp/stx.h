@@ -392,6 +392,8 @@ FI f32 round_f16(f32 x) { return round_f16(vec<f32, 4>{x, 0, 0, 0})[0]; }
 // ---- arithmetic --------------------------------------------------------------------------------------------------
 
 template <class M, class V> FI V where(M m, V a, V b) { return widen<ints<V>>(m) ? a : b; }
+template <class M, class V> FI V where(M m, V a, elem<V> b) { return where(m, a, all_of<V>(b)); }
+template <class M, class V> FI V where(M m, elem<V> a, V b) { return where(m, all_of<V>(a), b); }
 FI f32 where(bool m, f32 a, f32 b) { return m ? a : b; }
 FI f64 where(bool m, f64 a, f64 b) { return m ? a : b; }
 FI i64 where(bool m, i64 a, i64 b) { return m ? a : b; }
@@ -406,6 +408,10 @@ template <class V> FI V clamp_min(V x, V c) { return c > x ? c : x; }
 template <class V> FI V clamp_max(V x, V c) { return c < x ? c : x; }
 template <class V> FI V maximum(V a, V b) { V m = a > b ? a : b; return a == a ? m : a; }  // NaN from either side
 template <class V> FI V minimum(V a, V b) { V m = a < b ? a : b; return a == a ? m : a; }
+template <class V> FI V clamp_min(V x, elem<V> c) { return clamp_min(x, all_of<V>(c)); }
+template <class V> FI V clamp_max(V x, elem<V> c) { return clamp_max(x, all_of<V>(c)); }
+template <class V> FI V maximum(V a, elem<V> b) { return maximum(a, all_of<V>(b)); }
+template <class V> FI V minimum(V a, elem<V> b) { return minimum(a, all_of<V>(b)); }
 template <class V> FI V fmax(V a, V b) { V m = b > a ? b : a; return a == a ? m : b; }  // the first of 0 and -0
 template <class V> FI V fmin(V a, V b) { V m = b < a ? b : a; return a == a ? m : b; }
 

@@ -13,7 +13,7 @@ from ...expr import Expr, coefficient
 from ...schedule.plan import Kernel
 from ..target import Target
 from . import folds as F
-from .body import Block, Body, indirect
+from .body import Block, Body, indirect, unrounded
 from .lanes import narrow, unconditional, walk_values, widest
 from .shape import Fold, Result, Shape, Store, cycles, lane_score
 
@@ -153,7 +153,7 @@ class Writer:
         """Values first, then all stores: an output may lie where an input of the same element dies."""
         for s in stores:
             self.body.origin = s.origin
-            self.body.need(s.value, block)
+            self.body.need(unrounded(s.value, s.dtype), block)
         for s in stores:
             self.body.origin = s.origin
             self.body.store(s.name, s.dtype, s.at, s.value, block)
