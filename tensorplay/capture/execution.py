@@ -9,7 +9,9 @@ that cannot be chained is left alone (`watching` is False, and the static walk s
 from __future__ import annotations
 
 import dis
+import functools
 import io
+import logging
 import os
 import sys
 import types
@@ -48,6 +50,7 @@ _IDENTITY = "asks for the identity of an object, which the key does not hold"
 _QUIET_FILES = ("<frozen importlib", "<frozen zipimport", "<frozen posixpath", "<frozen genericpath", "<frozen os")
 _QUIET_NAMES = frozenset(("warnings.py", "linecache.py", "traceback.py", "tokenize.py", "inspect.py"))
 _BACKENDS = os.path.join(os.path.dirname(torch.__file__), "backends") + os.sep
+_RECORD = logging.LogRecord.__init__.__code__  # the time in a record is the time when it was made
 _MISSING = object()
 
 QUIET, NORMAL, SETTINGS = range(3)
@@ -58,7 +61,7 @@ def _attention(code: types.CodeType) -> int:
     filename = code.co_filename
     if filename.startswith(_BACKENDS):
         return SETTINGS
-    if is_torch_file(filename) or filename.startswith(_QUIET_FILES):
+    if is_torch_file(filename) or filename.startswith(_QUIET_FILES) or code is _RECORD:
         return QUIET
     return QUIET if os.path.basename(filename) in _QUIET_NAMES else NORMAL
 
@@ -196,6 +199,13 @@ class Execution:
         elif (name.startswith(("set_num_", "_set_")) and attention == SETTINGS) or name.startswith("set_num_"):
             self.refuse(f"{name}() changes a setting of the whole process")
 
+    def read_level(self, logger: logging.Logger, level: Any) -> None:
+        """Whether a logger lets a level through is state: nothing is logged by a graph, and nothing may be missing."""
+        if type(level) is int and (logger, level) not in self._settings:
+            self._settings.add((logger, level))
+            enabled = functools.partial(logger.isEnabledFor, level)
+            self.read(Result(Root(enabled, f"logging.getLogger({logger.name!r}).isEnabledFor({level})")), enabled())
+
 
 def attribute_name(frame: types.FrameType) -> str | None:
     """The attribute's name in a call of getattr and its like that the frame is making; None where it cannot be told.
@@ -303,6 +313,14 @@ def _writes_environment(execution: Execution, frame: types.FrameType) -> None:
     execution.refuse("changes the environment of the process")
 
 
+def _asks_for_level(execution: Execution, frame: types.FrameType) -> None:
+    execution.read_level(frame.f_locals["self"], frame.f_locals["level"])
+
+
+def _handles_a_record(execution: Execution, frame: types.FrameType) -> None:
+    execution.refuse("hands a record to a handler of logging, past its logger, which a graph does not repeat")
+
+
 _ENVIRON: Any = type(os.environ)
 _WATCHED: dict[types.CodeType, Callable[[Execution, types.FrameType], None]] = {
     _ENVIRON.__getitem__.__code__: _reads_variable,
@@ -310,4 +328,6 @@ _WATCHED: dict[types.CodeType, Callable[[Execution, types.FrameType], None]] = {
     _ENVIRON.__delitem__.__code__: _writes_environment,
     _ENVIRON.__iter__.__code__: _reads_environment,
     _ENVIRON.copy.__code__: _reads_environment,
+    logging.Logger.isEnabledFor.__code__: _asks_for_level,
+    logging.Handler.handle.__code__: _handles_a_record,  # loggers do so after the capture (messages.py)
 }

@@ -4,7 +4,7 @@ In: a function, method, callable or module, and the arguments of one call.  Out:
 Always: the function runs on the caller's own tensors, which are never written: before the first write to one of
 their storages the run is abandoned and starts again with that storage copied, and so for everything else that is
 learned while running. Generators, Python objects, modes and patches are as before when `capture` returns or raises.
-An exception of the function itself comes out unchanged.
+An exception of the function itself comes out unchanged. What the runs log and warn about is shown once, at the end.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from .effects import Snapshot
 from .execution import Execution
 from .gates import Random, replay_graph
 from .isolate import isolate
+from .messages import Messages
 from .patches import patched
 from .reach import Reach, TooMuch
 from .rebuild import Newborn, plan
@@ -41,22 +42,26 @@ _RESTARTS = 200
 
 def capture(fn: Any, args: tuple, kwargs: dict) -> Captured:
     """Runs `fn(*args, **kwargs)` once and records it."""
-    with _LOCK:
-        RUNNING.append((threading.get_ident(), None))
-        try:
-            return _capture(fn, args, kwargs)
-        finally:
-            RUNNING.pop()
+    messages = Messages()
+    try:
+        with _LOCK:
+            RUNNING.append((threading.get_ident(), None))
+            try:
+                return _capture(fn, args, kwargs, messages)
+            finally:
+                RUNNING.pop()
+    finally:
+        messages.show()
 
 
-def _capture(fn: Any, args: tuple, kwargs: dict) -> Captured:
+def _capture(fn: Any, args: tuple, kwargs: dict, messages: Messages) -> Captured:
     learned = Learned()
     first: Snapshot | None = None  # before a run whose Python effects, such as filling a cache, were left in place
     try:
         for _ in range(_RESTARTS):
             try:
                 with _generators_kept():
-                    return _once(fn, args, kwargs, Reach(fn, args, kwargs), learned, first is not None)
+                    return _once(fn, args, kwargs, Reach(fn, args, kwargs), learned, first is not None, messages)
             except Restart:
                 continue
             except _Settle as settle:
@@ -65,20 +70,40 @@ def _capture(fn: Any, args: tuple, kwargs: dict) -> Captured:
     except BaseException as error:
         if first is not None:
             first.restore()
+        if isinstance(error, (Exception, Refused)):
+            if messages.unsettled:
+                _listen(fn, args, kwargs, learned, messages)
+            messages.drop_repeated()
         if isinstance(error, (Refused, TooMuch)):
             raise GraphCaptureError(str(error)) from error.__cause__
         raise
 
 
+def _listen(fn: Any, args: tuple, kwargs: dict, learned: Learned, messages: Messages) -> None:
+    """Runs the function again for its messages alone: what it does not repeat was of the first call, and would be lost."""
+    for _ in range(_RESTARTS):
+        try:
+            with _generators_kept():
+                _once(fn, args, kwargs, Reach(fn, args, kwargs), learned, True, messages)
+        except Restart:
+            continue
+        except (Exception, Refused):
+            pass
+        return
+
+
 class _Settle(BaseException):
-    """The run changed Python objects; a second run tells whether it does so every time."""
+    """The run changed Python objects, or logged; a second run tells whether it does so every time."""
 
     def __init__(self, snapshot: Snapshot) -> None:
         self.snapshot = snapshot
 
 
-def _once(fn: Any, args: tuple, kwargs: dict, reach: Reach, learned: Learned, settled: bool) -> Captured:
+def _once(
+    fn: Any, args: tuple, kwargs: dict, reach: Reach, learned: Learned, settled: bool, messages: Messages
+) -> Captured:
     before = ambient.ambient()
+    messages.begin()
     snapshot = Snapshot(reach)
     recorder = Recorder(fn, args, kwargs, reach, learned)
     settings: list[tuple[Any, Any]] = []
@@ -100,6 +125,7 @@ def _once(fn: Any, args: tuple, kwargs: dict, reach: Reach, learned: Learned, se
         with Newborn() as newborn:
             with ExitStack() as stack:
                 stack.enter_context(patched(recorder))
+                stack.enter_context(messages.held(recorder.line))
                 stack.enter_context(recorder.watch)
                 stack.enter_context(recorder)
                 stack.enter_context(execution.watch())
@@ -116,10 +142,12 @@ def _once(fn: Any, args: tuple, kwargs: dict, reach: Reach, learned: Learned, se
             rebuild, outputs = plan(result, recorder, newborn)
             recorder.finish(outputs, before)
             del result
-        changes = snapshot.differences()
-        if changes:
-            if settled:
+        changes, logged = snapshot.differences(), messages.logged
+        if changes or logged:
+            if settled and changes:
                 recorder.refuse_at(f"changes Python objects that existed before the call: {'; '.join(changes[:3])}", fn)
+            if settled:
+                raise Refused(f"{logged}: logs at each call, which a graph does not repeat")
             keep_effects = True
             raise _Settle(snapshot)
         seen = Seen(reach, execution.codes if execution.watching else None, execution.every, execution.names)
