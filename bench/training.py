@@ -24,9 +24,6 @@ LABELLED = ("gpt2", "llama", "t5")
 
 
 def model_of(name: str, dtype: torch.dtype, small: bool) -> tuple[torch.nn.Module, dict]:
-    from transformers.utils import logging
-
-    logging.set_verbosity_error()  # a warning at the first step reads the clock
     model, inputs = make(name, dtype, small=small)
     if name in LABELLED:
         inputs["labels"] = inputs.get("decoder_input_ids", inputs["input_ids"])
