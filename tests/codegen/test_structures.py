@@ -375,6 +375,19 @@ def test_common_subexpressions_appear_once():
     assert text.count("exp(") == 1 and text.count("load<N>") == 1
 
 
+def test_constants_beside_vectors_stay_literals():
+    x = torch.tensor([-1.0, -0.0, 0.0, 2.0, float("nan"), float("inf"), -float("inf"), 1e-42] * 5)
+    b, v = buffer("x", x), space((40,))
+    e = at(b, v)
+    low = make("clamp_min", (e, const(0.0, F)), F)
+    body = make("where", (make("gt", (e, const(1.0, F)), torch.bool), low, const(-3.0, F)), F)
+    plan = plan_of([b], [kernel(v, [pointwise("y", (40,), body), pointwise("z", (40,), low), pointwise("w", (40,), body, torch.bfloat16)])])
+    text = function_of(plan.kernels[0], detect()).body
+    assert "0.0f)" in text and "splat" not in text
+    assert "round_bf16" not in text  # the store rounds
+    check(plan, [x])
+
+
 def test_transposed_reads_go_through_tiles():
     for n, m in ((70, 130), (256, 192)):
         x, y = torch.randn(3, n, m), torch.randn(3, m, n).transpose(1, 2)

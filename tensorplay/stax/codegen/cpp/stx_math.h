@@ -4,22 +4,31 @@
 // denormals and infinities right. The rest, and double, are the SLEEF functions that libtorch_cpu exports; where
 // there is none for a tier, libm lane by lane.
 
-template <class V> FI V exp_f32(V x) {
+// 2^k * the result, k a whole number: exp without its range; good for -104 <= x <= 88.8 and for a NaN
+template <class V> FI V exp_reduced(V x, ints<V> &k) {
   const f32 R = 12582912.f;  // 1.5 * 2^23: adding and subtracting it rounds to the nearest integer
   typedef ints<V> I;
-  V c = clamp_max(clamp_min(x, all_of<V>(-104.f)), all_of<V>(88.8f));  // a NaN passes
-  V n = mad(c, 1.44269504f, all_of<V>(R));
-  I k = bits<I>(n) - bits<I>(all_of<V>(R));
+  V n = mad(x, 1.44269504f, all_of<V>(R));
+  k = bits<I>(n) - bits<I>(all_of<V>(R));
   n = n - R;
-  V r = mad(n, -0.693359375f, c);
+  V r = mad(n, -0.693359375f, x);
   r = mad(n, 2.12194440e-4f, r);
   V p = mad(all_of<V>(1.38419088e-3f), r, 8.37333966e-3f);
   p = mad(p, r, 4.16695364e-2f);
   p = mad(p, r, 1.66664720e-1f);
   p = mad(p, r, 4.99999851e-1f);
-  p = mad(p * r, r, r) + 1.f;
-  I k1 = k >> 1, k2 = k - k1;  // two factors: exact for denormals, infinite on overflow
-  return p * bits<V>((k1 + 127) << 23) * bits<V>((k2 + 127) << 23);
+  return mad(p * r, r, r) + 1.f;
+}
+template <class V> FI V exp_f32(V x) {
+  ints<V> k, k1;
+  V p = exp_reduced(clamp_max(clamp_min(x, all_of<V>(-104.f)), all_of<V>(88.8f)), k);  // a NaN passes
+  k1 = k >> 1;  // two factors: exact for denormals, infinite on overflow
+  return p * bits<V>((k1 + 127) << 23) * bits<V>((k - k1 + 127) << 23);
+}
+template <class V> FI V exp_below(V x) {  // exp of x <= 0 where 2^-28 is as good as nothing
+  ints<V> k;
+  V p = exp_reduced(clamp_min(x, all_of<V>(-20.f)), k);
+  return p * bits<V>((k + 127) << 23);
 }
 template <class V> FI V log_f32(V x) {
   typedef ints<V> I;
@@ -60,7 +69,7 @@ template <class V> FI V erf_f32(V x) {  // two minimax polynomials, after N. Juf
   r = mad(r, t, -6.34846687e-1f);
   r = mad(r, t, -1.28717512e-1f);
   r = mad(r, t, -t);
-  V big = copysign(1.f - exp_f32(r), x);
+  V big = copysign(1.f - exp_below(r), x);
   V p = mad(all_of<V>(-5.96761703e-4f), s, 4.99119423e-3f);
   p = mad(p, s, -2.67681349e-2f);
   p = mad(p, s, 1.12819925e-1f);
