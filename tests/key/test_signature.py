@@ -21,6 +21,9 @@ class Config:
     def __init__(self, p):
         self.p = p
 
+    def __repr__(self) -> str:
+        return "Config()"
+
 
 class Slotted:
     __slots__ = ("p",)
