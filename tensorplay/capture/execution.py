@@ -199,12 +199,13 @@ class Execution:
         elif (name.startswith(("set_num_", "_set_")) and attention == SETTINGS) or name.startswith("set_num_"):
             self.refuse(f"{name}() changes a setting of the whole process")
 
-    def read_level(self, logger: logging.Logger, level: Any) -> None:
-        """Whether a logger lets a level through is state: nothing is logged by a graph, and nothing may be missing."""
-        if type(level) is int and (logger, level) not in self._settings:
-            self._settings.add((logger, level))
-            enabled = functools.partial(logger.isEnabledFor, level)
-            self.read(Result(Root(enabled, f"logging.getLogger({logger.name!r}).isEnabledFor({level})")), enabled())
+    def read_level(self, logger: logging.Logger, *level: Any) -> None:
+        """What a logger lets through is state: a graph logs nothing, and nothing may be missing."""
+        if (logger, *level) not in self._settings and all(type(item) is int for item in level):
+            self._settings.add((logger, *level))
+            ask = functools.partial(logger.isEnabledFor, *level) if level else logger.getEffectiveLevel
+            name = f"logging.getLogger({logger.name!r}).{'isEnabledFor' if level else 'getEffectiveLevel'}"
+            self.read(Result(Root(ask, f"partial({name}, {level[0]})" if level else name)), ask())
 
 
 def attribute_name(frame: types.FrameType) -> str | None:
@@ -317,6 +318,11 @@ def _asks_for_level(execution: Execution, frame: types.FrameType) -> None:
     execution.read_level(frame.f_locals["self"], frame.f_locals["level"])
 
 
+def _asks_for_effective_level(execution: Execution, frame: types.FrameType) -> None:
+    if frame.f_back is None or frame.f_back.f_code is not logging.Logger.isEnabledFor.__code__:
+        execution.read_level(frame.f_locals["self"])
+
+
 def _handles_a_record(execution: Execution, frame: types.FrameType) -> None:
     execution.refuse("hands a record to a handler of logging, past its logger, which a graph does not repeat")
 
@@ -329,5 +335,6 @@ _WATCHED: dict[types.CodeType, Callable[[Execution, types.FrameType], None]] = {
     _ENVIRON.__iter__.__code__: _reads_environment,
     _ENVIRON.copy.__code__: _reads_environment,
     logging.Logger.isEnabledFor.__code__: _asks_for_level,
+    logging.Logger.getEffectiveLevel.__code__: _asks_for_effective_level,
     logging.Handler.handle.__code__: _handles_a_record,  # loggers do so after the capture (messages.py)
 }

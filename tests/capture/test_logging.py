@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import io
+import itertools
 import logging
 import threading
 import types
@@ -17,6 +18,7 @@ from tensorplay.errors import FallbackWarning, GraphCaptureError
 
 from .sequences import check
 
+NUMBERS = itertools.count()
 t = torch.ones(3)
 
 
@@ -33,8 +35,8 @@ class Kept(logging.Handler):
 
 def logger_of():
     """A logger of its own, its handler, and a method that logs a text once."""
-    logger = logging.Logger("tests.capture")
-    handler = Kept()
+    logger, handler = logging.getLogger(f"tests.capture.{next(NUMBERS)}"), Kept()
+    logger.propagate = False
     logger.addHandler(handler)
     return logger, handler, functools.lru_cache(None)(logger.warning)
 
@@ -178,6 +180,16 @@ def level_changes():
     return f, steps, lambda: list(handler.texts)
 
 
+def level_decides():
+    logger, handler, _ = logger_of()
+    logger.setLevel(logging.WARNING)
+
+    def f(x):
+        return x * 2 if logger.getEffectiveLevel() > logging.INFO else x * 3
+
+    return f, [(t,), (t,), lambda: logger.setLevel(logging.DEBUG), (t,), (t,)], lambda: list(handler.texts)
+
+
 def exceptions_and_structures():
     logger, handler, _ = logger_of()
     seen = set()
@@ -196,9 +208,10 @@ def exceptions_and_structures():
 
 CASES = (
     once, once_with_a_write_and_a_cache, flag, same_place_other_text, each_call, past_the_class,
-    each_call_with_another_text, refused_for_another_reason, refused_with_a_flag, raises, level_changes, exceptions_and_structures,
+    each_call_with_another_text, refused_for_another_reason, refused_with_a_flag, raises, level_changes, level_decides,
+    exceptions_and_structures,
 )  # fmt: skip
-CAPTURED = (once, once_with_a_write_and_a_cache, flag, same_place_other_text, exceptions_and_structures)
+CAPTURED = (once, once_with_a_write_and_a_cache, flag, same_place_other_text, level_decides, exceptions_and_structures)
 
 
 @pytest.mark.parametrize("make", CASES, ids=lambda make: make.__name__)
@@ -206,6 +219,25 @@ def test_sequence(make):
     compiled = check(make)
     if make in CAPTURED:
         assert not compiled.fallbacks, compiled.fallbacks
+
+
+def test_only_the_levels_that_are_asked_for_are_in_the_key():
+    logger, _, _ = logger_of()
+    logger.setLevel(logging.WARNING)
+
+    def f(x):
+        logger.debug("detail")
+        return x * 2
+
+    cf = tp.compile(f, backend="eager")
+    cf(t)
+    logger.setLevel(logging.ERROR)
+    cf(t)
+    assert len(compiled_of(cf).versions) == 1 and not compiled_of(cf).fallbacks
+    logger.setLevel(logging.DEBUG)
+    with pytest.warns(FallbackWarning, match="logs at each call"):
+        cf(t)
+    assert "isEnabledFor, 10" in str(compiled_of(cf).last_miss)
 
 
 def test_logging_at_each_call_is_refused_with_its_line():
