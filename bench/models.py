@@ -43,10 +43,14 @@ def error(got: list[torch.Tensor], want: list[torch.Tensor]) -> float:
 
 
 def elementwise(run) -> list[str]:
-    """Operators of eager that a profile of one call sees."""
+    """Operators that a profile of one call sees called from outside of other operators."""
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
         run()
-    return sorted({e.key for e in profile.key_averages() if e.key.startswith("aten::")})
+
+    def inside(event) -> bool:
+        return event.cpu_parent is not None and (event.cpu_parent.name.startswith("aten::") or inside(event.cpu_parent))
+
+    return sorted({e.name for e in profile.events() if e.name.startswith("aten::") and not inside(e)})
 
 
 def measure(name: str, dtype: torch.dtype, small: bool, inductor: bool) -> list[str]:

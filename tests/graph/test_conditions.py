@@ -223,7 +223,7 @@ def test_an_input_that_capture_ran_on_a_copy_of_is_one_storage():
 
 def written_composite(x):
     y = x.clamp(-0.5, 0.5)
-    z = -(-y)
+    z = -(-y)  # noqa: B002
     v = y[0]
     v.relu_()
     y[1] = 3.0

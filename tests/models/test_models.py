@@ -17,7 +17,7 @@ NATIVE = [name for name in MODELS if name != "lstm"]
 LIBRARY = {
     "mm", "addmm", "bmm", "baddbmm", "matmul", "linear", "convolution", "_convolution", "conv2d", "conv1d", "mkldnn_convolution",
     "_scaled_dot_product_flash_attention_for_cpu", "max_pool2d_with_indices", "sort", "topk", "histc", "_grouped_mm", "searchsorted",
-    "bucketize", "index_put_", "scatter_add_", "_local_scalar_dense", "native_dropout",
+    "bucketize", "index_put", "index_put_", "scatter_add_", "_local_scalar_dense", "native_dropout",
 }  # fmt: skip
 BOOKKEEPING = {
     "empty", "empty_strided", "as_strided", "resize_", "as_strided_", "set_", "detach", "view", "reshape", "select", "slice",

@@ -16,14 +16,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
-from torch.fx._lazy_graph_module import _LazyGraphModule
 
 from ...errors import UnsupportedError
 from ..loops.nodes import Spec
 from . import views
 from .functional import dense, functionalize
 from .narrow import narrow
-from .opgraph import OpGraph
+from .opgraph import OpGraph, runnable
 from .recorder import MARK, Recorder, Result
 from .retrace import Run, attempts, generators, modes_kept, sweep
 from .views import Link
@@ -238,7 +237,7 @@ def _finished(
     sweep(graph)
     _tag(graph, n, before)
     narrow(graph)
-    ops = OpGraph(_LazyGraphModule(recorder.constants, graph), training=True)
+    ops = OpGraph(runnable(recorder.constants, graph), training=True)
     return Joint(ops, n, tangents, grads, made, taken)
 
 

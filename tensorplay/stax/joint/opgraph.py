@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import keyword
+import re
 from dataclasses import dataclass
 
-from torch import fx
+from torch import fx, nn
+from torch.fx._lazy_graph_module import _LazyGraphModule  # writes its Python only when it is run
 
 
 @dataclass(frozen=True)
@@ -27,3 +30,15 @@ class OpGraph:
 
     def __str__(self) -> str:
         return str(self.module.graph)
+
+
+def runnable(root: nn.Module, graph: fx.Graph) -> fx.GraphModule:
+    """An operator graph as a module. Overloads whose name is a word of Python (`aten.random.from`) are read by name."""
+    if any(keyword.iskeyword(getattr(n.target, "_overloadname", "")) for n in graph.nodes):
+        graph.on_generate_code(lambda _: _spelled)
+    return _LazyGraphModule(root, graph)
+
+
+def _spelled(lines: list[str]) -> list[str]:
+    words = "|".join(keyword.kwlist)
+    return [re.sub(rf"(torch\.ops\.\w+\.\w+)\.({words})\(", r"getattr(\1, '\2')(", line) for line in lines]

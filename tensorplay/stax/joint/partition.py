@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch.fx._lazy_graph_module import _LazyGraphModule
 
 from ...errors import UnsupportedError
 from ..loops.nodes import Spec
@@ -23,7 +22,7 @@ from ..ops.table import find
 from . import views
 from .differentiate import WRITE, Joint, ancestors, dependent
 from .flow import INFINITE, Network
-from .opgraph import OpGraph
+from .opgraph import OpGraph, runnable
 
 aten = torch.ops.aten
 
@@ -227,7 +226,7 @@ def _graph(
             made[node] = graph.node_copy(node, made.__getitem__)
     kept = [copies[n] if n in copies else made[n] for n in saved]
     graph.output((*fx.map_arg(tuple(outputs), made.__getitem__), *kept))
-    return _LazyGraphModule(module, graph)
+    return runnable(module, graph)
 
 
 def _copied(spec: Spec) -> Spec:

@@ -15,13 +15,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
-from torch.fx._lazy_graph_module import _LazyGraphModule  # writes its Python only when it is run
 from torch.utils import _pytree as pytree
 
 from ...errors import TensorPlayError, UnsupportedError
 from ..loops.nodes import Spec
 from .functional import functionalize
-from .opgraph import OpGraph
+from .opgraph import OpGraph, runnable
 from .recorder import Recorder, WritesCaller, _storage
 
 SMALL = 1 << 16  # bytes; storages up to this size are cloned together, to keep the number of runs at three
@@ -109,7 +108,7 @@ class Run:
             recorded = _copied(recorder.graph)
             functionalize(recorder.graph)
         sweep(recorder.graph)
-        return OpGraph(_LazyGraphModule(recorder.constants, recorder.graph), recorded=recorded)
+        return OpGraph(runnable(recorder.constants, recorder.graph), recorded=recorded)
 
     def bind_inputs(self) -> None:
         for i, t in enumerate(self.inputs):

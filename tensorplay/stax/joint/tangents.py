@@ -14,13 +14,12 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch.fx._lazy_graph_module import _LazyGraphModule
 
 from ...errors import UnsupportedError
 from ..loops.nodes import Spec
 from .differentiate import dependent
 from .functional import contiguous
-from .opgraph import OpGraph
+from .opgraph import OpGraph, runnable
 from .retrace import sweep
 
 aten = torch.ops.aten
@@ -60,7 +59,7 @@ def restrict(backward: OpGraph, grads: Places, present: tuple[bool, ...]) -> tup
         if not made[n].users:
             graph.erase_node(made[n])
     places = tuple(None if k is None or k not in left else left.index(k) for k in grads)
-    return OpGraph(_LazyGraphModule(backward.module, graph), True), places, reads
+    return OpGraph(runnable(backward.module, graph), True), places, reads
 
 
 def _sum_of_one(node: fx.Node, absent: Iterable[fx.Node]) -> fx.Node | None:

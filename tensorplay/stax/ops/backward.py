@@ -85,7 +85,7 @@ define(aten.silu_backward, _silu)
 define(aten.mish_backward, _mish)
 define(aten.leaky_relu_backward, lambda g, x, slope=0.01, result=False: where(x > 0, g, g * slope))
 define(aten.hardtanh_backward, lambda g, x, low=-1, high=1: where((x > low) & (x < high), g, _zero(x)))
-define(aten.hardsigmoid_backward, lambda g, x: where((x > -3) & (x < 3), g * (1 / 6), _zero(x)))
+define(aten.hardsigmoid_backward, lambda g, x: where((x > -3) & (x < 3), g * 0.1666666716337204, _zero(x)))  # float32's 1/6, as eager
 define(aten.hardswish_backward, _hardswish)
 define(aten.softplus_backward, _softplus)
 define((aten.hardshrink_backward, aten.softshrink_backward), lambda g, x, lambd=0.5: where((x > lambd) | (x < -lambd), g, _zero(x)))

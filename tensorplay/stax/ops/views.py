@@ -11,7 +11,25 @@ from typing import Any
 
 import torch
 
-from ..expr import Expr, add, affine, cast, floordiv, in_range, index, integer, linear, load, loads, masked, mod, mul, rewrite, substitute, value
+from ..expr import (
+    Expr,
+    add,
+    affine,
+    cast,
+    floordiv,
+    in_range,
+    index,
+    integer,
+    linear,
+    load,
+    loads,
+    masked,
+    mod,
+    mul,
+    rewrite,
+    substitute,
+    value,
+)
 from . import scalar as s
 from .lowered import Lowered, compute, contiguous, numel, point, to
 from .row import Refuse, declare
