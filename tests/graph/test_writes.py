@@ -149,7 +149,7 @@ METHODS = sorted(
     if name.endswith("_") and not name.endswith("__") and not name.startswith("_") and name != "requires_grad_"
 )  # fmt: skip
 NOT_ON_VALUES = {  # change what memory a tensor owns, or run Python on elements
-    "set_", "resize_", "resize_as_", "resize_as_sparse_", "sparse_resize_", "sparse_resize_and_clear_", "apply_", "map_",
+    "set_", "resize_", "as_strided_", "resize_as_", "resize_as_sparse_", "sparse_resize_", "sparse_resize_and_clear_", "apply_", "map_",
     "map2_", "rename_", "share_memory_", "align_as_", "detach_", "sparse_mask_", "copy_sparse_to_sparse_",
 }  # fmt: skip
 index = torch.tensor([1, 0, 2])
@@ -160,11 +160,14 @@ ARGUMENTS = (
     lambda v: (0, index[:, None], v.flip(0)), lambda v: (0, index, v.flip(0), "amax"), lambda v: (mask, 3.0), lambda v: (mask, v.flip(0)),
     lambda v: (torch.eye(3), v.flip(0)), lambda v: (v @ v.t()[:, :3], v), lambda v: (index, v.flip(0)[:, 0], False),
     lambda v: ((index,), v.flip(0)), lambda v: (v.flip(0), 0.3), lambda v: (1, 0, 2, 1), lambda v: (1,), lambda v: (3, 5),
+    lambda v: (2, 0, 1.0), lambda v: (v.flip(0)[None], torch.ones(1, 4, 4)), lambda v: (torch.ones(3), torch.arange(4.0)),
+    lambda v: (torch.ones(4, 4), v + 1), lambda v: (torch.ones(1, 3, 2), torch.ones(1, 2, 4)), lambda v: (0, index[:, None], v.flip(0), "sum"),
 )  # fmt: skip
+PART = {"addmv_": lambda v: v[0], "baddbmm_": lambda v: v[None]}  # methods of vectors and of batches write a part of the view
 
 
 def _works(name, make, dtype):
-    v = base()[0].to(dtype).clone()
+    v = PART.get(name, lambda v: v)(base()[0].to(dtype).clone())
     try:
         getattr(v, name)(*make(v))
     except Exception:
@@ -175,7 +178,7 @@ def _works(name, make, dtype):
 def calls(name):
     """The arguments with which an in-place method runs, by type of tensor."""
     found = []
-    for dtype in (torch.float32, torch.int64, torch.bool):
+    for dtype in (torch.float32, torch.int64, torch.bool, torch.float64):
         found += [(dtype, make) for make in ARGUMENTS if _works(name, make, dtype)]
         if found:
             break
@@ -197,10 +200,10 @@ def test_every_in_place_operator_through_views(name):
         def f(x, make=make, dtype=dtype):
             owned, given = x.to(dtype) * 1 if dtype != torch.bool else x > 0, x
             alias = owned.transpose(0, 1)
-            target = owned[1]
+            target = PART.get(name, lambda v: v)(owned[1])
             getattr(target, name)(*make(target.clone()))
             if given.dtype == dtype:
-                part = given[2]
+                part = PART.get(name, lambda v: v)(given[2])
                 getattr(part, name)(*make(part.clone()))
             return owned, alias[0], target
 
