@@ -59,7 +59,6 @@ def stax(graph: fx.GraphModule, example_inputs: Sequence[torch.Tensor], **option
 
 
 _BACKENDS: dict[str, Backend] = {"eager": eager, "aot_eager": aot_eager, "stax": stax}
-TRAINS = {eager}  # back ends whose programs take part in autograd
 
 
 def register_backend(name: str, backend: Backend | None = None) -> Any:

@@ -132,10 +132,6 @@ def is_setter(func: Any) -> bool:
     return getattr(func, "__name__", None) == "__set__"
 
 
-def is_getter(func: Any) -> bool:
-    return getattr(func, "__name__", None) == "__get__"
-
-
 def _is_member(func: Any, name: str) -> bool:
     """Whether a callable is the method of Tensor with this name; some reach a mode as bare functions of TensorBase."""
     member = getattr(Tensor, name, None)
