@@ -1,26 +1,41 @@
-"""Training steps of real models, compiled, eager and through Inductor.
+"""Training steps of real models: compiled, eager and through Inductor.
 
-    python -m bench.training [--models gpt2,bert,...] [--full] [--dtype float32] [--steps 10] [--inductor]
+    python -m bench.training [names ...] [--small] [--dtype float32 bfloat16] [--systems eager ours inductor] [--parts losses saved peak time cold]
 
-A line for each model: largest relative difference of ten losses to eager's, bytes saved for backward (ours, the
-default partition's, Inductor's), seconds of the first step, milliseconds of the fastest step.
+losses: the largest relative difference of the losses of ten AdamW steps to eager's (dropout on, same seed).
+saved: bytes of distinct memory that the nodes of the autograd graph hold between forward and backward, parameters and
+inputs apart. peak: growth of the resident memory of a process of its own over steps, after a
+collection and a trim. time: milliseconds of CPU time of forward and backward, one thread, the least of alternated
+rounds; outside: the same without matrix products, convolutions and attention, whose share a profile gives. cold:
+seconds of the first step of a fresh process on empty caches.
 """
 
 from __future__ import annotations
 
 import argparse
 import copy
+import ctypes
+import gc
+import json
+import os
+import subprocess
+import sys
+import tempfile
 import time
 import warnings
+from collections.abc import Callable
+from typing import Any
 
 import torch
 
 import tensorplay as tp
-from bench.zoo import make, tensors
-from tensorplay.compiled import compiled_of
+
+from .clock import machine, table
+from .zoo import make, tensors
 
 MODELS = ("gpt2", "bert", "llama", "t5", "vit", "resnet")
 LABELLED = ("gpt2", "llama", "t5")
+LIBRARY = ("mm", "addmm", "bmm", "baddbmm", "convolution", "convolution_backward", "linear")
 
 
 def model_of(name: str, dtype: torch.dtype, small: bool) -> tuple[torch.nn.Module, dict]:
@@ -30,87 +45,209 @@ def model_of(name: str, dtype: torch.dtype, small: bool) -> tuple[torch.nn.Modul
     return model.train(), inputs
 
 
-def loss_of(result) -> torch.Tensor:
+def loss_of(result: Any) -> torch.Tensor:
     loss = getattr(result, "loss", None)
     if loss is not None:
         return loss
-    return sum(t.float().pow(2).mean() for t in tensors(result)[:2] if t.is_floating_point())
+    parts = [t.float().pow(2).mean() for t in tensors(result)[:2] if t.is_floating_point()]
+    return torch.stack(parts).sum()
 
 
-def step_through(model, call, inputs, steps: int) -> tuple[list[float], list[float]]:
-    """Losses and seconds of AdamW steps, from the same seed each time."""
+def system(which: str, model: torch.nn.Module) -> Any:
+    """The model as a system runs it."""
+    if which == "ours":
+        return tp.compile(model, strict_native=True)
+    return torch.compile(model) if which == "inductor" else model
+
+
+def step(call: Any, inputs: dict) -> float:
+    loss = loss_of(call(**inputs))
+    loss.backward()
+    return loss.item()
+
+
+def losses(name: str, which: str, steps: int = 10) -> list[float]:
+    """Losses of AdamW steps of a small configuration, from the same seed each time."""
+    model, inputs = model_of(name, torch.float32, small=True)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    call = system(which, model)
     torch.manual_seed(7)
-    losses, seconds = [], []
+    found = []
     for _ in range(steps):
-        start = time.perf_counter()
-        loss = loss_of(call(**inputs))
-        loss.backward()
+        found.append(step(call, inputs))
         optimizer.step()
         optimizer.zero_grad()
-        losses.append(loss.item())
-        seconds.append(time.perf_counter() - start)
-    return losses, seconds
+    return found
 
 
-def losses(name: str, compiled: bool, steps: int = 10) -> list[float]:
-    """Ten losses of a small configuration; compiled strictly."""
-    model, inputs = model_of(name, torch.float32, small=True)
-    return step_through(model, tp.compile(model, strict_native=True) if compiled else model, inputs, steps)[0]
-
-
-def saved_bytes(call, inputs) -> int:
-    """Bytes of distinct memory that autograd holds behind a call, parameters and inputs apart."""
-    held: dict[int, int] = {}
-    model_memory = {t.untyped_storage().data_ptr() for t in (*call.parameters(), *call.buffers(), *tensors(inputs))}
-
-    def pack(t: torch.Tensor) -> torch.Tensor:
-        if t.untyped_storage().data_ptr() not in model_memory:
-            held[t.untyped_storage().data_ptr()] = t.untyped_storage().nbytes()
-        return t
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
-        result = loss_of(call(**inputs))
-        total = sum(held.values())
-    del result
-    return total
-
-
-def measure(name: str, dtype: torch.dtype, small: bool, steps: int, inductor: bool) -> list[str]:
+def saved(name: str, which: str, dtype: torch.dtype, small: bool) -> int:
+    """Bytes of distinct memory that the autograd graph of a step holds."""
     model, inputs = model_of(name, dtype, small)
-    ref = copy.deepcopy(model)
-    cf = tp.compile(model)
-    got, ours = step_through(model, cf, inputs, steps)
-    want, eager = step_through(ref, ref, inputs, steps)
-    program = compiled_of(cf).versions[-1].program
-    parts = getattr(program, "partition", None)
-    row = [name, f"{max(abs(a - b) / abs(b) for a, b in zip(got, want, strict=True)):.1e}"]
-    row += [f"{parts.saved_bytes}", f"{parts.default_bytes}"] if parts is not None else ["on torch", ""]
-    row += [f"{saved_bytes(ref, inputs)}"]
-    times = [f"{ours[0]:.2f}", f"{1e3 * min(ours):.1f}", f"{1e3 * min(eager):.1f}"]
-    if inductor:
-        peer = copy.deepcopy(ref)
-        compiled = torch.compile(peer)
-        _, theirs = step_through(peer, compiled, inputs, steps)
-        return [*row, f"{saved_bytes(compiled, inputs)}", *times, f"{theirs[0]:.2f}", f"{1e3 * min(theirs):.1f}"]
-    return [*row, "", *times, "", ""]
+    call = system(which, model)
+    step(call, inputs)
+    loss = loss_of(call(**inputs))
+    held: dict[int, int] = {}
+    for t in saved_tensors(loss):
+        held[t.untyped_storage().data_ptr()] = t.untyped_storage().nbytes()
+    for t in (*model.parameters(), *model.buffers(), *tensors(inputs)):
+        held.pop(t.untyped_storage().data_ptr(), None)
+    return sum(held.values())
+
+
+def saved_tensors(loss: torch.Tensor) -> list[torch.Tensor]:
+    """What the nodes of an autograd graph have saved."""
+    found: list[torch.Tensor] = []
+    seen: set[Any] = set()
+    stack: list[Any] = [loss.grad_fn]
+    while stack:
+        node = stack.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        stack += [above for above, _ in node.next_functions]
+        names = [name for name in dir(node) if name.startswith("_saved_")] or ["saved_tensors"]
+        found += tensors([getattr(node, name, None) for name in names])
+    return found
+
+
+def peak(name: str, which: str, dtype: torch.dtype, small: bool) -> int:
+    """Bytes by which steps raise the resident memory over what model and gradients take."""
+    model, inputs = model_of(name, dtype, small)
+    call = system(which, model)
+    for _ in range(3):
+        step(call, inputs)
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)
+    before = resident("VmRSS")
+    with open("/proc/self/clear_refs", "w") as file:
+        file.write("5")  # VmHWM starts anew
+    for _ in range(3):
+        step(call, inputs)
+    return resident("VmHWM") - before
+
+
+def resident(field: str) -> int:
+    with open("/proc/self/status") as file:
+        return next(int(line.split()[1]) * 1024 for line in file if line.startswith(field))
+
+
+def first(name: str, which: str, dtype: torch.dtype, small: bool) -> float:
+    model, inputs = model_of(name, dtype, small)
+    start = time.perf_counter()
+    step(system(which, model), inputs)
+    return time.perf_counter() - start
+
+
+def times(name: str, systems: list[str], dtype: torch.dtype, small: bool, rounds: int) -> dict[str, tuple[float, float]]:
+    """For each system the milliseconds of a step, and of what is no library call in it."""
+    model, inputs = model_of(name, dtype, small)
+    peers: dict[str, Callable[[], None]] = {}
+    for which in systems:
+        own = copy.deepcopy(model)
+
+        def run(own: Any = own, call: Any = system(which, own)) -> None:
+            step(call, inputs)
+            own.zero_grad()
+
+        peers[which] = run
+        run()
+        run()
+    best = dict.fromkeys(systems, float("inf"))
+    library = dict.fromkeys(systems, float("inf"))
+    for k in range(rounds):
+        for which in systems if k % 2 else reversed(systems):
+            start = time.process_time()
+            peers[which]()
+            best[which] = min(best[which], 1e3 * (time.process_time() - start))
+    for _ in range(max(rounds // 4, 2)):
+        for which in systems:
+            library[which] = min(library[which], in_library(peers[which]))
+    return {which: (best[which], best[which] - library[which]) for which in systems}
+
+
+def in_library(run: Callable[[], None]) -> float:
+    """Milliseconds of a call spent in library calls, as a profile of outermost operators counts them."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], acc_events=True) as profile:
+        run()
+
+    def library(event: Any) -> bool:
+        name = event.name.removeprefix("aten::").removeprefix("mkldnn::")
+        return event.name.startswith(("aten::", "mkldnn::")) and (name in LIBRARY or "attention" in name or "_linear" in name)
+
+    def inside(event: Any) -> bool:
+        above = event.cpu_parent
+        while above is not None:
+            if library(above):
+                return True
+            above = above.cpu_parent
+        return False
+
+    return sum(e.cpu_time_total for e in profile.events() if library(e) and not inside(e)) / 1e3
+
+
+CHILD = """
+import json, sys, warnings
+import torch
+warnings.simplefilter("ignore")
+from bench import training
+part, name, which, dtype, small = sys.argv[1:]
+found = getattr(training, part)(name, which, getattr(torch, dtype), small == "small")
+print(json.dumps(found))
+"""
+
+
+def child(part: str, name: str, which: str, dtype: str, small: bool, **environ: str) -> Any:
+    """A measurement in a process of its own."""
+    command = [sys.executable, "-c", CHILD, part, name, which, dtype, "small" if small else "full"]
+    done = subprocess.run(command, env=os.environ | environ, capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(f"{which}: {done.stderr.strip().splitlines()[-1]}")
+    return json.loads(done.stdout.strip().splitlines()[-1])
+
+
+def cold(name: str, which: str, dtype: str, small: bool) -> float:
+    with tempfile.TemporaryDirectory() as folder:
+        return child("first", name, which, dtype, small, TP_CACHE_DIR=f"{folder}/tp", TORCHINDUCTOR_CACHE_DIR=f"{folder}/inductor")
+
+
+def row(part: str, name: str, dtype: str, options: argparse.Namespace) -> list[str]:
+    systems, small = options.systems, options.small
+    if part == "losses":
+        eager = losses(name, "eager")
+        return [f"{max(abs(a - b) / abs(b) for a, b in zip(losses(name, s), eager, strict=True)):.1e}" for s in systems]
+    if part == "time":
+        found = times(name, systems, getattr(torch, dtype), small, options.rounds)
+        return [f"{found[s][0]:.1f}" for s in systems] + [f"{found[s][1]:.1f}" for s in systems]
+    if part == "cold":
+        return [f"{cold(name, s, dtype, small):.1f}" for s in systems]
+    fixed = {"MALLOC_MMAP_THRESHOLD_": str(1 << 16)} if part == "peak" else {}
+    return [f"{child(part, name, s, dtype, small, **fixed) / 1e6:.2f}" for s in systems]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--models", default=",".join(MODELS))
-    parser.add_argument("--full", action="store_true", help="6 layers, 384 wide; else small configurations")
-    parser.add_argument("--dtype", default="float32")
-    parser.add_argument("--steps", type=int, default=10)
-    parser.add_argument("--inductor", action="store_true")
-    options = parser.parse_args()
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("names", nargs="*", default=list(MODELS))
+    options.add_argument("--small", action="store_true", help="two narrow layers; else 6 layers, 384 wide")
+    options.add_argument("--dtype", nargs="*", default=["float32", "bfloat16"])
+    options.add_argument("--systems", nargs="*", default=["eager", "ours", "inductor"])
+    options.add_argument("--parts", nargs="*", default=["losses", "saved", "peak", "time", "cold"])
+    options.add_argument("--rounds", type=int, default=20)
+    chosen = options.parse_args()
     warnings.simplefilter("ignore")
-    heads = "model, loss, saved, default, eager saves, inductor saves, first s, step ms, eager ms, inductor first s, inductor ms"
-    print("| " + heads.replace(", ", " | ") + " |")
-    print("|---" * 11 + "|")
-    for name in options.models.split(","):
-        row = measure(name, getattr(torch, options.dtype), not options.full, options.steps, options.inductor)
-        print("| " + " | ".join(row) + " |", flush=True)
+    print(machine())
+    units = {"losses": "", "saved": " MB", "peak": " MB", "time": " ms", "cold": " s"}
+    for part in chosen.parts:
+        head = ["model", "dtype", *(f"{s}{units[part]}" for s in chosen.systems)]
+        head += [f"{s} outside ms" for s in chosen.systems] if part == "time" else []
+        rows = []
+        for name in chosen.names:
+            for dtype in chosen.dtype if part != "losses" else ("float32",):
+                try:
+                    rows.append([name, dtype, *row(part, name, dtype, chosen)])
+                except Exception as failure:  # a model that fails is a row of the table, not the end of it
+                    rows.append([name, dtype, f"{type(failure).__name__}: {failure}"[:120], *[""] * (len(head) - 3)])
+                print(f"{part}: {' '.join(rows[-1])}", file=sys.stderr, flush=True)
+        print(f"\n## {part}\n\n{table(head, rows)}", flush=True)
 
 
 if __name__ == "__main__":

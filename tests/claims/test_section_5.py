@@ -146,5 +146,5 @@ def test_ten_steps_follow_eager(name):
     pytest.importorskip("transformers")
     from bench.training import losses
 
-    got, want = losses(name, compiled=True), losses(name, compiled=False)
+    got, want = losses(name, "ours"), losses(name, "eager")
     assert max(abs(a - b) / abs(b) for a, b in zip(got, want, strict=True)) <= 5e-6
