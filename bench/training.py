@@ -143,13 +143,7 @@ def times(name: str, systems: list[str], dtype: torch.dtype, small: bool, rounds
     model, inputs = model_of(name, dtype, small)
     peers: dict[str, Callable[[], None]] = {}
     for which in systems:
-        own = copy.deepcopy(model)
-
-        def run(own: Any = own, call: Any = system(which, own)) -> None:
-            step(call, inputs)
-            own.zero_grad()
-
-        peers[which] = run
+        peers[which] = run = stepper(copy.deepcopy(model), which, inputs)
         run()
         run()
     best = dict.fromkeys(systems, float("inf"))
@@ -163,6 +157,16 @@ def times(name: str, systems: list[str], dtype: torch.dtype, small: bool, rounds
         for which in systems:
             library[which] = min(library[which], in_library(peers[which]))
     return {which: (best[which], best[which] - library[which]) for which in systems}
+
+
+def stepper(model: torch.nn.Module, which: str, inputs: dict) -> Callable[[], None]:
+    call = system(which, model)
+
+    def run() -> None:
+        step(call, inputs)
+        model.zero_grad()
+
+    return run
 
 
 def in_library(run: Callable[[], None]) -> float:
