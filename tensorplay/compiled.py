@@ -272,8 +272,8 @@ class Compiled(Dispatch):
         emit("recompile", self.name, line=line, reasons=self.last_miss.reasons)
 
     def _over_limit(self, call: Call, args: tuple, kwargs: dict[str, Any]) -> Fallback | None:
-        versions = self.settings.recompile_limit or int(config.get("version_limit"))
-        compilations = max(int(config.get("compile_limit")), versions)
+        versions = self.settings.recompile_limit or config.number("version_limit")
+        compilations = max(config.number("compile_limit"), versions)
         if len(self.versions) < versions and self.compilations < compilations:
             return None
         if self._limit is None or self.settings.strict:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
+from .errors import TensorPlayError
+
 
 @dataclass(frozen=True)
 class Setting:
@@ -28,8 +30,6 @@ SETTINGS = {
         Setting("cache", "TP_CACHE", "1", False, "0: keep no artifact, build each anew"),
         Setting("cache_tag", "TP_CACHE_TAG", "", False, "part of every key: another tag is another set of artifacts"),
         Setting("cache_bytes", "TP_CACHE_BYTES", "2147483648", False, "bytes kept, least recently used go; 0: all"),
-        Setting("show", "TP_SHOW", "", False, "levels to print: graph,ops,loops,plan,kernels,guards,time"),
-        Setting("dump", "TP_DUMP", "", False, "folder that receives every level of every compilation"),
         Setting("cpu_isa", "TP_CPU_ISA", "", True, "vector tier: avx512, avx2 or portable; empty: the widest here"),
         Setting("cxx", "CXX", "", True, "C++ compiler; empty: the first of g++, c++, clang++, ziglang that is there"),
         Setting("native", "TP_NATIVE", "1", False, "0: calls go through Python, without the C extension"),
@@ -42,3 +42,12 @@ SETTINGS = {
 def get(name: str) -> str:
     """The current value of a setting."""
     return SETTINGS[name].read()
+
+
+def number(name: str) -> int:
+    """The current value of a setting that is a whole number."""
+    text = get(name)
+    try:
+        return int(text)
+    except ValueError:
+        raise TensorPlayError(f"{SETTINGS[name].variable}={text!r} is not a whole number") from None

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from tensorplay import record
-from tensorplay.errors import CompilerError
+from tensorplay import config, record
+from tensorplay.errors import CompilerError, TensorPlayError
 from tensorplay.stax.artifacts import digest, store, toolchain
 from tensorplay.stax.artifacts.build import build
 from tensorplay.stax.codegen.target import Source, Target
@@ -200,6 +200,28 @@ def test_missing_compiler_is_named(cache, monkeypatch):
     monkeypatch.setattr(toolchain.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(CompilerError, match=r"install g\+\+"):
         build(source(), Target())
+
+
+def test_silent_compiler_is_named(cache, monkeypatch):
+    monkeypatch.setenv("CXX", "/bin/true")
+    with pytest.raises(CompilerError, match="writes no object file"):
+        build(source(), Target())
+
+
+def test_full_disk_names_the_folder(cache, monkeypatch):
+    def full(*args, **kwargs):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "replace", full)
+    with pytest.raises(CompilerError, match="No space left on device; TP_CACHE_DIR"):
+        build(source(), Target())
+    assert not list(cache.glob("**/.new-*"))
+
+
+def test_setting_that_is_no_number_is_named(monkeypatch):
+    monkeypatch.setenv("TP_VERSION_LIMIT", "many")
+    with pytest.raises(TensorPlayError, match="TP_VERSION_LIMIT='many' is not a whole number"):
+        config.number("version_limit")
 
 
 def test_unwritable_folder_falls_back(monkeypatch, tmp_path):

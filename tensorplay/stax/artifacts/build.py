@@ -65,7 +65,7 @@ def build(source: Source, target: Target) -> Artifact:
                     raise CompilerError(
                         f"{compiler} built a shared object that does not load: {store.path(key, '.so')}"
                     )
-        if built and (limit := int(config.get("cache_bytes"))):
+        if built and (limit := config.number("cache_bytes")):
             store.trim(limit)
     if not kept:
         return artifact

@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ... import config
+from ...errors import CompilerError
 
 SEAL = b"stax-sha256:"
 
@@ -84,15 +85,18 @@ def find(key: str, suffix: str) -> Path | None:
 
 def write(file: Path, data: bytes) -> None:
     """Publishes a file in one step; its folder is made."""
-    file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=file.parent, prefix=".new-")
+    name = ""
     try:
+        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(dir=file.parent, prefix=".new-")
         with os.fdopen(handle, "wb") as out:
             out.write(data)
         os.replace(name, file)
-    except BaseException:
+    except BaseException as error:
         with contextlib.suppress(OSError):
             os.unlink(name)
+        if isinstance(error, OSError):
+            raise CompilerError(f"cannot write to {file.parent}: {error}; TP_CACHE_DIR names another folder") from error
         raise
 
 

@@ -116,6 +116,8 @@ def compile(compiler: Compiler, source: Path, output: Path, flags: tuple[str, ..
     RUNS += 1
     code = output.with_suffix(".o")
     run(compiler, source, [*compiler.flags, *flags, f"-I{headers}", "-c", str(source), "-o", str(code)])
+    if not code.exists():
+        raise CompilerError(f"{compiler} says nothing and writes no object file; is it a C++ compiler?")
     libraries = compiler.libraries(code.read_bytes())
     run(compiler, source, ["-shared", "-nostdlib", str(code), "-o", str(output), *libraries])
 
