@@ -28,11 +28,14 @@ def computed(name: str, target: Any, args: tuple, kwargs: dict[str, Any]) -> Spe
     if not specs or not all(isinstance(s, Spec) for s in specs):
         raise Unknown
     first = specs[0]
+    if name == "masked_fill":  # contiguous, whatever it takes
+        size = _broadcast([s.size for s in specs])
+        return Spec(size, packed(size), first.dtype, first.device)
     if name in POINTWISE:
         size = _broadcast([s.size for s in specs])
         full = [s for s in specs if s.size == size]
         lead = next((s for s in specs if len(s.size)), first)
-        if not full or (lead is not full[0]) or not _dense(lead):
+        if not full or (lead is not full[0]) or not all(map(_settled, specs if 1 in size else full[:1])):
             raise Unknown
         dtype = _dtype(target, args, kwargs)
         return Spec(size, lead.stride, dtype, lead.device)
@@ -92,8 +95,11 @@ def contiguous(spec: Spec) -> bool:
     )
 
 
-def _dense(spec: Spec) -> bool:
-    """Whether the elements fill a block of memory, in some order of the dimensions."""
+def _settled(spec: Spec) -> bool:
+    """Whether a pointwise operator keeps the strides: the elements fill a block of memory, in some order of the
+    dimensions. Where one has size 1 its stride counts in that order, so that only contiguous tensors are known."""
+    if 1 in spec.size:
+        return 0 not in spec.size and spec.stride == packed(spec.size)
     step = 1
     for stride, n in sorted((st, n) for n, st in zip(spec.size, spec.stride, strict=True) if n != 1):
         if stride != step:

@@ -69,18 +69,14 @@ class _Pass:
         return node
 
     def copied(self, value: fx.Node, layout: Spec) -> fx.Node:
-        """A new tensor with this value and, where `layout` is dense, its strides (else dense in its order)."""
-        order = _order(layout)
-        flat = order == sorted(order)
-        if not flat:
-            value = self.emit(aten.permute.default, (value, order))
+        """A new tensor with this value and the strides of `layout`, those of dimensions of size 1 included."""
         source = value.meta["spec"]
-        spec = Spec(source.size, contiguous(source.size), source.dtype, source.device)
-        value = self.emit(aten.clone.default, (value,), spec, memory_format=torch.contiguous_format)
-        if not flat:
-            back = [order.index(d) for d in range(len(order))]
-            value = self.emit(aten.permute.default, (value, back))
-        return value
+        spec = Spec(layout.size, layout.stride, source.dtype, source.device)
+        if layout.stride == contiguous(layout.size):
+            return self.emit(aten.clone.default, (value,), spec, memory_format=torch.contiguous_format)
+        options = {"dtype": source.dtype, "device": source.device}
+        blank = self.emit(aten.empty_strided.default, (list(layout.size), list(layout.stride)), spec, **options)
+        return blank if layout.numel == 0 else self.emit(aten.copy.default, (blank, value), spec)
 
     # -- reading
 
@@ -204,10 +200,13 @@ class _Pass:
         node.args = (fx.map_arg(node.args[0], leave),)
 
     def owner(self, root: Root) -> fx.Node:
+        """The tensor that leaves for a root: an input itself, anything else in the layout that it has in eager."""
         if root.first.op == "placeholder":
             return root.first
-        if root.first.op == "get_attr" and root.first.meta.get("fresh") and root.value is root.first:
-            return self.copied(root.value, root.value.meta["spec"])
+        layout = self.alias[root.first].seen
+        lent = root.first.op == "get_attr" and root.first.meta.get("fresh") and root.value is root.first
+        if lent or root.value.meta["spec"].stride != layout.stride:
+            return self.copied(root.value, layout)
         return root.value
 
 
@@ -264,10 +263,8 @@ def dense(layout: Spec) -> tuple[int, ...]:
 
 
 def _agrees(spec: Spec, layout: Spec) -> bool:
-    """Whether every view that the program takes of `layout` can be taken of `spec`."""
-    if spec.numel <= 1:
-        return True
-    packed = dense(layout)
-    return all(
-        n == 1 or have == want for n, have, want in zip(spec.size, spec.stride, packed, strict=True)
-    ) or all(n == 1 or have == want for n, have, want in zip(spec.size, spec.stride, layout.stride, strict=True))
+    """Whether every view and every operator gives the same layout of both: where they are equal, or dense in one order.
+
+    The stride of a dimension of size 1 addresses nothing, yet operators order dimensions by it.
+    """
+    return spec.stride == layout.stride or (1 not in layout.size and spec.stride == dense(layout))
