@@ -27,6 +27,7 @@ from .reach import Reach, argument_tensors
 from .spelling import (
     CONVERSIONS,
     ESCAPES,
+    HOST_RESULTS,
     METADATA,
     PLACEHOLDER_METADATA,
     SILENT_READS,
@@ -195,6 +196,8 @@ class Recorder(Values, TorchFunctionMode):
         self.traits[node] = Trait(frozenset(touches), frozenset(seen.written), seen.random, frozenset(lies))
         if gives_tensor:
             self._bind_result(result, node, line)
+            for k in HOST_RESULTS.get(func, ()):
+                self._bind_constant(result[k], line)
             if seen.dynamic or seen.read:
                 self._shape_gates(result, line)
         elif result is not None and takes_tensor:
@@ -219,6 +222,15 @@ class Recorder(Values, TorchFunctionMode):
                     self.traits[part] = Trait(lies, lies=lies)
                     self._last = part
                     stack.append((item, part))
+
+    def _bind_constant(self, tensor: Tensor, line: str) -> None:
+        """A node that makes a tensor whose value follows from gates."""
+        with self._aside():
+            node = self.graph.call_function(torch.tensor, (tensor.tolist(),), {"dtype": tensor.dtype})
+        node.meta["line"], node.meta["spec"] = line, spec(tensor)
+        self.traits[node] = Trait(lies=frozenset((storage_key(tensor),)))
+        self._last = node
+        self._bind(tensor, node)
 
     def _switches(self) -> None:
         """Nodes for the modes that were switched since the last record."""
@@ -274,8 +286,7 @@ class Recorder(Values, TorchFunctionMode):
             self.gates.append(Taken("shape", self.node_of(tensor), tuple(tensor.shape), line, self._last))
 
     def _silent_read(self, func: Any, args: tuple, kwargs: dict) -> None:
-        position = SILENT_READS[func]
-        tensor = args[position] if len(args) > position else kwargs.get("tensor_indices_or_sections")
+        tensor = SILENT_READS[func](args, kwargs)
         if isinstance(tensor, Tensor):
             with self._aside():
                 value = self._substitute(tensor).tolist()

@@ -91,8 +91,26 @@ ESCAPES: dict[Any, str] = {
     torch.autograd.backward: "accumulates gradients outside of the graph",
 }  # fmt: skip
 
-# arguments read on the host without a sign at any level: position of the tensor
-SILENT_READS: dict[Any, int] = {torch.tensor_split: 1, Tensor.tensor_split: 1}
+
+def _second(name: str) -> Callable[[tuple, dict], Any]:
+    return lambda args, kwargs: args[1] if len(args) > 1 else kwargs.get(name)
+
+
+def _batch_sizes(args: tuple, kwargs: dict) -> Any:
+    """The lengths in the call of a recurrent layer on a packed sequence, whose weights come one place later."""
+    return args[1] if len(args) > 3 and isinstance(args[3], (list, tuple)) else None
+
+
+# arguments read on the host without a sign at any level: how to find the tensor in the call
+SILENT_READS: dict[Any, Callable[[tuple, dict], Any]] = {
+    **dict.fromkeys((torch.tensor_split, Tensor.tensor_split), _second("tensor_indices_or_sections")),
+    torch._C._VariableFunctions._pack_padded_sequence: _second("lengths"),
+    torch._C._VariableFunctions._pad_packed_sequence: _second("batch_sizes"),
+    **dict.fromkeys((torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu), _batch_sizes),
+}
+
+# results that the host writes without an operator, computed from what the call reads silently: their positions
+HOST_RESULTS: dict[Any, tuple[int, ...]] = {torch._C._VariableFunctions._pad_packed_sequence: (1,)}
 
 # take a 0-dim tensor for a Python number, and read it at once: the node gets the number, which is a gate
 TAKES_NUMBERS: set[Any] = _of_tensor("view reshape expand repeat new_zeros new_ones new_empty new_full narrow") | {

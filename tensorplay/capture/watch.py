@@ -21,6 +21,7 @@ UNMARKED_WRITES: dict[Any, tuple[int, tuple[int, ...]]] = {
     aten.cudnn_batch_norm.default: (5, (3, 4)),
     aten.miopen_batch_norm.default: (5, (3, 4)),
 }
+DYNAMIC = {aten.linalg_lstsq.default, aten.linalg_lstsq.out}  # results that depend on data in shape, without a tag
 SCALAR_READS = {aten._local_scalar_dense.default, aten.item.default}
 _MASKS = (torch.bool, torch.uint8)
 
@@ -68,7 +69,7 @@ def traits(op: Any) -> Traits:
             tuple(writes),
             tuple(named),
             torch.Tag.nondeterministic_seeded in tags,
-            torch.Tag.dynamic_output_shape in tags,
+            torch.Tag.dynamic_output_shape in tags or op in DYNAMIC,
             torch.Tag.data_dependent_output in tags,
         )
     return found

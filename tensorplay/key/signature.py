@@ -24,6 +24,7 @@ import functools
 import pathlib
 import struct
 import sys
+import threading
 import types
 import uuid
 import weakref
@@ -182,7 +183,7 @@ def followed(cls: type) -> bool:
     """Whether the attributes of an object of this class are read: those of the program's own classes, and those of
     Python classes of libraries that hold values, not machinery such as locks and loggers."""
     parts = cls.__module__.split(".")
-    if parts[0] not in _LIBRARIES:
+    if parts[0] not in _LIBRARIES or cls is threading.local:
         return True
     if parts[0] in _MACHINERY or any(part.startswith("_") for part in parts if part != "__main__"):
         return cls.__module__ == "collections" or cls.__module__ == "_collections_abc"

@@ -28,8 +28,8 @@ def T(*values):
     return torch.tensor(values, dtype=torch.float32)
 
 
-def same(a, b):
-    """Equal in type, metadata and value."""
+def same(a, b, tolerance=0.0):
+    """Equal in type, metadata and value; floats up to a tolerance, where one is given."""
     if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
         if type(a) is not type(b) or (a.dtype, a.shape, a.layout, a.requires_grad) != (
             b.dtype,
@@ -40,15 +40,16 @@ def same(a, b):
             return False
         if a.layout is not torch.strided:
             return torch.equal(a.detach().to_dense(), b.detach().to_dense())
-        return torch.equal(torch.nan_to_num(a.detach()), torch.nan_to_num(b.detach()))
+        a, b = torch.nan_to_num(a.detach()), torch.nan_to_num(b.detach())
+        return torch.equal(a, b) or bool(tolerance and a.is_floating_point() and torch.allclose(a, b, tolerance, tolerance))
     if isinstance(a, np.ndarray):
         return isinstance(b, np.ndarray) and a.dtype == b.dtype and np.array_equal(a, b)
     if isinstance(a, (list, tuple)):
-        return type(a) is type(b) and len(a) == len(b) and all(map(same, a, b))
+        return type(a) is type(b) and len(a) == len(b) and all(same(x, y, tolerance) for x, y in zip(a, b))
     if isinstance(a, dict):
-        return type(a) is type(b) and list(a) == list(b) and all(same(a[k], b[k]) for k in a)
+        return type(a) is type(b) and list(a) == list(b) and all(same(a[k], b[k], tolerance) for k in a)
     if hasattr(a, "__dict__") and not isinstance(a, type):
-        return type(a).__qualname__ == type(b).__qualname__ and same(a.__dict__, b.__dict__)
+        return type(a).__qualname__ == type(b).__qualname__ and same(a.__dict__, b.__dict__, tolerance)
     return type(a) is type(b) and (a == b or (a != a and b != b))
 
 
@@ -76,7 +77,7 @@ def call(f, *args):
     return f(*args)
 
 
-def check(make, backend="eager", step=call):
+def check(make, backend="eager", step=call, tolerance=0.0):
     """Runs a case both ways; returns the compiled function."""
     with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()) as first:
         warnings.simplefilter("ignore")
@@ -85,6 +86,6 @@ def check(make, backend="eager", step=call):
         warnings.simplefilter("ignore")
         got, compiled = outcomes(make, lambda f: tp.compile(f, backend=backend, recompile_limit=16), step)
     for k, (a, b) in enumerate(zip(want, got, strict=True)):
-        assert same(a, b), (k, a, b, compiled_of(compiled).fallbacks)
+        assert same(a, b, tolerance), (k, a, b, compiled_of(compiled).fallbacks)
     assert first.getvalue() == second.getvalue()
     return compiled_of(compiled)

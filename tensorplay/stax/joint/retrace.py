@@ -161,10 +161,12 @@ class Run:
 
 
 def _check_reads(name: str, args: tuple[Any, ...]) -> None:
-    """Functions that read values of tensors where the dispatcher does not see it."""
+    """Functions that read values of tensors, or exchange their memory, where the dispatcher does not see it."""
     into = name in ("tensor", "as_tensor", "asarray", "new_tensor", "Tensor") or name.endswith("Tensor")
     if name in ("tolist", "numpy", "__array__", "data_ptr") or (into and _lists_tensors(args)):
         raise UnsupportedError(f"{name} reads a value of a tensor")
+    if name == "setattr":
+        raise UnsupportedError(f"assigns Tensor.{args[1]}, which changes a tensor without an operator")
 
 
 def _lists_tensors(args: tuple[Any, ...]) -> bool:

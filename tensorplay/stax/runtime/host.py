@@ -272,7 +272,8 @@ class Emit:
         self.writer.line(f"{self.operator(variant)}({', '.join(arguments)})")
 
     def operator(self, target: torch._ops.OpOverload) -> str:
-        return self.bind(re.sub(r"\W", "_", str(target)), target)
+        call: Any = torch.enable_grad()(target) if target in SAVES_IN_GRAD_MODE else target
+        return self.bind(re.sub(r"\W", "_", str(target)), call)
 
     def result(self, position: int, value: Any) -> str:
         if not isinstance(value, Ref):
@@ -282,6 +283,7 @@ class Emit:
         return self.view(value, self.aliases.get(position, RETURNED))
 
 
+SAVES_IN_GRAD_MODE = {torch.ops.aten.mkldnn_rnn_layer.default}  # elsewhere they give nothing for their backward
 RESERVED = frozenset(
     ("launch", "threads", "workers", "table", "inputs", "lease", "take", "give", "code", "eager", "settle",
      "empty_strided", "empty_cpu", "below", "keys", "increment_version", "CheckFailed", "failed", "call", "rebuild", "float")
