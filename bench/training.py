@@ -2,12 +2,12 @@
 
     python -m bench.training [names ...] [--small] [--dtype float32 bfloat16] [--systems eager ours inductor] [--parts losses saved peak time cold]
 
-losses: the largest relative difference of the losses of ten AdamW steps to eager's (dropout on, same seed).
-saved: bytes of distinct memory that the nodes of the autograd graph hold between forward and backward, parameters and
-inputs apart. peak: growth of the resident memory of a process of its own over steps, after a
-collection and a trim. time: milliseconds of CPU time of forward and backward, one thread, the least of alternated
-rounds; outside: the same without matrix products, convolutions and attention, whose share a profile gives. cold:
-seconds of the first step of a fresh process on empty caches.
+losses: the largest relative difference of the losses of ten AdamW steps to eager's (dropout on, same seed); nudged:
+eager against itself where each weight starts one rounding away. saved: bytes of distinct memory that the nodes of the
+autograd graph hold between forward and backward, parameters and inputs apart. peak: growth of the resident memory of a
+process of its own over steps, after a collection and a trim, and what our programs keep between calls. time:
+milliseconds of CPU time of forward and backward, the least of alternated rounds; outside: the same where matrix
+products, convolutions and attention compute nothing. cold: seconds of the first step of a fresh process on empty caches.
 """
 
 from __future__ import annotations
@@ -23,19 +23,20 @@ import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 
 import tensorplay as tp
+from tensorplay.compiled import compiled_of
 
 from .clock import machine, table
 from .zoo import make, tensors
 
 MODELS = ("gpt2", "bert", "llama", "t5", "vit", "resnet")
 LABELLED = ("gpt2", "llama", "t5")
-LIBRARY = ("mm", "addmm", "bmm", "baddbmm", "convolution", "convolution_backward", "linear")
 
 
 def model_of(name: str, dtype: torch.dtype, small: bool) -> tuple[torch.nn.Module, dict]:
@@ -67,9 +68,16 @@ def step(call: Any, inputs: dict) -> float:
 
 
 def losses(name: str, which: str, steps: int = 10) -> list[float]:
-    """Losses of AdamW steps of a small configuration, from the same seed each time."""
+    """Losses of AdamW steps of a small configuration, from the same seed each time.
+
+    'nudged': eager, where each weight moves to one of its two neighbours first; how far any other rounding may lead.
+    """
     model, inputs = model_of(name, torch.float32, small=True)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    if which == "nudged":
+        with torch.no_grad():
+            for p in model.parameters():
+                p.copy_(torch.nextafter(p, torch.where(torch.rand_like(p) < 0.5, torch.inf, -torch.inf)))
     call = system(which, model)
     torch.manual_seed(7)
     found = []
@@ -123,7 +131,16 @@ def peak(name: str, which: str, dtype: torch.dtype, small: bool) -> int:
         file.write("5")  # VmHWM starts anew
     for _ in range(3):
         step(call, inputs)
-    return resident("VmHWM") - before
+    return resident("VmHWM") - before + idle(call)
+
+
+def idle(call: Any) -> int:
+    """Bytes of the arenas that our programs keep between calls."""
+    if not hasattr(call, "_tp_compiled"):
+        return 0
+    program = compiled_of(call).versions[-1].program
+    programs = [program.program, *(run.__self__ if hasattr(run, "__self__") else run for run, _, _ in program.backwards.values())]
+    return sum(p.arena.bytes for p in programs if p.arena.idle)
 
 
 def resident(field: str) -> int:
@@ -146,17 +163,21 @@ def times(name: str, systems: list[str], dtype: torch.dtype, small: bool, rounds
         peers[which] = run = stepper(copy.deepcopy(model), which, inputs)
         run()
         run()
-    best = dict.fromkeys(systems, float("inf"))
-    library = dict.fromkeys(systems, float("inf"))
+    whole = least(peers, rounds)
+    with stubs():
+        outside = least(peers, 2 * rounds)
+    return {which: (whole[which], outside[which]) for which in systems}
+
+
+def least(peers: dict[str, Callable[[], None]], rounds: int) -> dict[str, float]:
+    """Milliseconds of CPU time of the fastest of alternated runs."""
+    best = dict.fromkeys(peers, float("inf"))
     for k in range(rounds):
-        for which in systems if k % 2 else reversed(systems):
+        for which in peers if k % 2 else reversed(peers):
             start = time.process_time()
             peers[which]()
             best[which] = min(best[which], 1e3 * (time.process_time() - start))
-    for _ in range(max(rounds // 4, 2)):
-        for which in systems:
-            library[which] = min(library[which], in_library(peers[which]))
-    return {which: (best[which], best[which] - library[which]) for which in systems}
+    return best
 
 
 def stepper(model: torch.nn.Module, which: str, inputs: dict) -> Callable[[], None]:
@@ -169,24 +190,54 @@ def stepper(model: torch.nn.Module, which: str, inputs: dict) -> Callable[[], No
     return run
 
 
-def in_library(run: Callable[[], None]) -> float:
-    """Milliseconds of a call spent in library calls, as a profile of outermost operators counts them."""
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], acc_events=True) as profile:
-        run()
+@contextmanager
+def stubs() -> Iterator[None]:
+    """Matrix products, convolutions and attention give memory of the right shape, and compute nothing."""
 
-    def library(event: Any) -> bool:
-        name = event.name.removeprefix("aten::").removeprefix("mkldnn::")
-        return event.name.startswith(("aten::", "mkldnn::")) and (name in LIBRARY or "attention" in name or "_linear" in name)
+    def like(a: torch.Tensor, *sizes: int) -> torch.Tensor:
+        return torch.empty(sizes, dtype=a.dtype)
 
-    def inside(event: Any) -> bool:
-        above = event.cpu_parent
-        while above is not None:
-            if library(above):
-                return True
-            above = above.cpu_parent
-        return False
+    def convolved(x: torch.Tensor, w: torch.Tensor, b: Any, *rest: Any) -> torch.Tensor:
+        return torch.empty_like(meta(torch.ops.aten.convolution.default, x, w, b, *rest), device="cpu")
 
-    return sum(e.cpu_time_total for e in profile.events() if library(e) and not inside(e)) / 1e3
+    def gradients(g: torch.Tensor, x: torch.Tensor, w: torch.Tensor, biases: Any, *rest: Any) -> tuple:
+        mask = rest[-1]
+        return (
+            torch.empty_like(x) if mask[0] else None, torch.empty_like(w) if mask[1] else None,
+            like(g, w.shape[0]) if mask[2] else None,
+        )  # fmt: skip
+
+    def attended(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *rest: Any, **options: Any) -> tuple:
+        return torch.empty_like(q), torch.empty(q.shape[:-1], dtype=torch.float32)
+
+    def attention_gradients(g: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *rest: Any, **options: Any) -> tuple:
+        return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
+
+    table = {
+        "mm": lambda a, b: like(a, a.shape[0], b.shape[1]),
+        "mm.out": lambda a, b, *, out: out,
+        "bmm": lambda a, b: like(a, a.shape[0], a.shape[1], b.shape[2]),
+        "bmm.out": lambda a, b, *, out: out,
+        "addmm": lambda c, a, b, *, beta=1, alpha=1: like(a, a.shape[0], b.shape[1]),
+        "addmm.out": lambda c, a, b, *, beta=1, alpha=1, out: out,
+        "baddbmm": lambda c, a, b, *, beta=1, alpha=1: like(a, a.shape[0], a.shape[1], b.shape[2]),
+        "baddbmm.out": lambda c, a, b, *, beta=1, alpha=1, out: out,
+        "convolution": convolved,
+        "convolution_backward": gradients,
+        "_scaled_dot_product_flash_attention_for_cpu": attended,
+        "_scaled_dot_product_flash_attention_for_cpu_backward": attention_gradients,
+    }
+    library = torch.library.Library("aten", "IMPL")
+    for operator, stub in table.items():
+        library.impl(operator, stub, "CPU")
+    try:
+        yield
+    finally:
+        library._destroy()
+
+
+def meta(operator: Any, *args: Any) -> torch.Tensor:
+    return operator(*[a.to("meta") if isinstance(a, torch.Tensor) else a for a in args])
 
 
 CHILD = """
@@ -218,7 +269,8 @@ def row(part: str, name: str, dtype: str, options: argparse.Namespace) -> list[s
     systems, small = options.systems, options.small
     if part == "losses":
         eager = losses(name, "eager")
-        return [f"{max(abs(a - b) / abs(b) for a, b in zip(losses(name, s), eager, strict=True)):.1e}" for s in systems]
+        others = [losses(name, s) for s in (*systems, "nudged")]
+        return [f"{max(abs(a - b) / abs(b) for a, b in zip(other, eager, strict=True)):.1e}" for other in others]
     if part == "time":
         found = times(name, systems, getattr(torch, dtype), small, options.rounds)
         return [f"{found[s][0]:.1f}" for s in systems] + [f"{found[s][1]:.1f}" for s in systems]
@@ -242,7 +294,7 @@ def main() -> None:
     units = {"losses": "", "saved": " MB", "peak": " MB", "time": " ms", "cold": " s"}
     for part in chosen.parts:
         head = ["model", "dtype", *(f"{s}{units[part]}" for s in chosen.systems)]
-        head += [f"{s} outside ms" for s in chosen.systems] if part == "time" else []
+        head += {"time": [f"{s} outside ms" for s in chosen.systems], "losses": ["eager nudged"]}.get(part, [])
         rows = []
         for name in chosen.names:
             for dtype in chosen.dtype if part != "losses" else ("float32",):
