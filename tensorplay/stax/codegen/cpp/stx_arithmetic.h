@@ -43,17 +43,31 @@ FI i8 where(bool m, i8 a, i8 b) { return m ? a : b; }
 FI u8 where(bool m, u8 a, u8 b) { return m ? a : b; }
 FI bool where(bool m, bool a, bool b) { return m ? a : b; }
 
-// c > x ? c : x is one instruction and keeps a NaN, or a -0, in x
-template <class V> FI V clamp_min(V x, V c) { return c > x ? c : x; }
-template <class V> FI V clamp_max(V x, V c) { return c < x ? c : x; }
-template <class V> FI V maximum(V a, V b) { V m = a > b ? a : b; return a == a ? m : a; }  // NaN from either side
-template <class V> FI V minimum(V a, V b) { V m = a < b ? a : b; return a == a ? m : a; }
+// a > b ? a : b, and b where they are equal or one is a NaN: one instruction, which GCC does not find on whole registers
+template <class V> FI V greater(V a, V b) {
+#if defined(__AVX512F__) && !defined(__clang__)
+  if constexpr (sizeof(V) == 64 && same<elem<V>, f32>) return (V)__builtin_ia32_maxps512_mask((vec<f32, 16>)a, (vec<f32, 16>)b, vec<f32, 16>{}, (u16)-1, 4);
+  if constexpr (sizeof(V) == 64 && same<elem<V>, f64>) return (V)__builtin_ia32_maxpd512_mask((vec<f64, 8>)a, (vec<f64, 8>)b, vec<f64, 8>{}, (u8)-1, 4);
+#endif
+  return a > b ? a : b;
+}
+template <class V> FI V lesser(V a, V b) {
+#if defined(__AVX512F__) && !defined(__clang__)
+  if constexpr (sizeof(V) == 64 && same<elem<V>, f32>) return (V)__builtin_ia32_minps512_mask((vec<f32, 16>)a, (vec<f32, 16>)b, vec<f32, 16>{}, (u16)-1, 4);
+  if constexpr (sizeof(V) == 64 && same<elem<V>, f64>) return (V)__builtin_ia32_minpd512_mask((vec<f64, 8>)a, (vec<f64, 8>)b, vec<f64, 8>{}, (u8)-1, 4);
+#endif
+  return a < b ? a : b;
+}
+template <class V> FI V clamp_min(V x, V c) { return greater(c, x); }  // keeps a NaN, or a -0, in x
+template <class V> FI V clamp_max(V x, V c) { return lesser(c, x); }
+template <class V> FI V maximum(V a, V b) { return a == a ? greater(a, b) : a; }  // NaN from either side
+template <class V> FI V minimum(V a, V b) { return a == a ? lesser(a, b) : a; }
 template <class V> FI V clamp_min(V x, elem<V> c) { return clamp_min(x, all_of<V>(c)); }
 template <class V> FI V clamp_max(V x, elem<V> c) { return clamp_max(x, all_of<V>(c)); }
 template <class V> FI V maximum(V a, elem<V> b) { return maximum(a, all_of<V>(b)); }
 template <class V> FI V minimum(V a, elem<V> b) { return minimum(a, all_of<V>(b)); }
-template <class V> FI V fmax(V a, V b) { V m = b > a ? b : a; return a == a ? m : b; }  // the first of 0 and -0
-template <class V> FI V fmin(V a, V b) { V m = b < a ? b : a; return a == a ? m : b; }
+template <class V> FI V fmax(V a, V b) { return a == a ? greater(b, a) : b; }  // the first of 0 and -0
+template <class V> FI V fmin(V a, V b) { return a == a ? lesser(b, a) : b; }
 
 template <class T> struct SignBit;
 template <> struct SignBit<f32> { static constexpr u32 m = 0x80000000u; };

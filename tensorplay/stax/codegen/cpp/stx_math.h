@@ -4,13 +4,12 @@
 // denormals and infinities right. The rest, and double, are the SLEEF functions that libtorch_cpu exports; where
 // there is none for a tier, libm lane by lane.
 
-// 2^k * the result, k a whole number: exp without its range; good for -104 <= x <= 88.8 and for a NaN
-template <class V> FI V exp_reduced(V x, ints<V> &k) {
-  const f32 R = 12582912.f;  // 1.5 * 2^23: adding and subtracting it rounds to the nearest integer
-  typedef ints<V> I;
-  V n = mad(x, 1.44269504f, all_of<V>(R));
-  k = bits<I>(n) - bits<I>(all_of<V>(R));
-  n = n - R;
+// exp without its power of two, for -104 <= x <= 88.8 and for a NaN. `shifted` holds the exponent, a whole number, plus
+// R = 1.5 * 2^23: adding and subtracting R rounds to the nearest integer, and its last bits are that integer.
+constexpr f32 R = 12582912.f;
+template <class V> FI V exp_reduced(V x, V &shifted) {
+  shifted = mad(x, 1.44269504f, all_of<V>(R));
+  V n = shifted - R;
   V r = mad(n, -0.693359375f, x);
   r = mad(n, 2.12194440e-4f, r);
   V p = mad(all_of<V>(1.38419088e-3f), r, 8.37333966e-3f);
@@ -20,15 +19,17 @@ template <class V> FI V exp_reduced(V x, ints<V> &k) {
   return mad(p * r, r, r) + 1.f;
 }
 template <class V> FI V exp_f32(V x) {
-  ints<V> k, k1;
-  V p = exp_reduced(clamp_max(clamp_min(x, all_of<V>(-104.f)), all_of<V>(88.8f)), k);  // a NaN passes
-  k1 = k >> 1;  // two factors: exact for denormals, infinite on overflow
+  V shifted, p = exp_reduced(clamp_max(clamp_min(x, all_of<V>(-104.f)), all_of<V>(88.8f)), shifted);  // a NaN passes
+#if defined(__AVX512F__) && !defined(__clang__)
+  if constexpr (sizeof(V) == 64) return (V)__builtin_ia32_scalefps512_mask((vec<f32, 16>)p, (vec<f32, 16>)(shifted - R), vec<f32, 16>{}, (u16)-1, 4);
+#endif
+  typedef ints<V> I;
+  I k = bits<I>(shifted) - bits<I>(all_of<V>(R)), k1 = k >> 1;  // two factors: exact for denormals, infinite on overflow
   return p * bits<V>((k1 + 127) << 23) * bits<V>((k - k1 + 127) << 23);
 }
 template <class V> FI V exp_below(V x) {  // exp of x <= 0 where 2^-28 is as good as nothing
-  ints<V> k;
-  V p = exp_reduced(clamp_min(x, all_of<V>(-20.f)), k);
-  return p * bits<V>((k + 127) << 23);
+  V shifted, p = exp_reduced(clamp_min(x, all_of<V>(-20.f)), shifted);
+  return p * bits<V>((bits<ints<V>>(shifted) - bits<ints<V>>(all_of<V>(R)) + 127) << 23);
 }
 template <class V> FI V log_f32(V x) {
   typedef ints<V> I;
@@ -61,7 +62,41 @@ template <class V> FI V tanh_f32(V x) {
   V small = mad(p * z, x, x), big = 1.f - 2.f / (exp_f32(a + a) + 1.f);
   return copysign(a < 0.625f ? small : big, x);  // also of -0
 }
+#if defined(__AVX512F__) && !defined(__clang__)
+// erf(t) / t on [k / 4, (k + 1) / 4), k < 16, in powers of the distance from the middle: a row a coefficient, the first
+// in two parts; minimax in float64. erf(4) is 1.
+static const f32 ERF[7][16] __attribute__((aligned(64))) = {
+    {1.1225296f, 1.0776451f, 0.9971854f, 0.8960858f, 0.78967845f, 0.68957824f, 0.6021192f, 0.5290614f,
+     0.46933928f, 0.42072296f, 0.38087416f, 0.34780943f, 0.31999683f, 0.29629576f, 0.27586198f, 0.2580645f},
+    {9.578518e-9f, 2.7286003e-8f, 3.4437355e-9f, -1.2600697e-8f, -2.4511326e-8f, 2.6806124e-10f, 1.2892313e-8f, -1.34616505e-8f,
+     -1.4526896e-9f, 1.1715395e-8f, -1.4463686e-8f, 7.846266e-9f, -7.4261963e-10f, -3.6104484e-9f, 9.029445e-9f, -3.2716405e-9f},
+    {-0.093154944f, -0.25944608f, -0.3738974f, -0.42438942f, -0.4190262f, -0.37761343f, -0.3210135f, -0.26427495f,
+     -0.2150581f, -0.17545958f, -0.14465763f, -0.120876245f, -0.102378264f, -0.08778756f, -0.07609925f, -0.0665972f},
+    {-0.36564228f, -0.28849527f, -0.16526486f, -0.039730955f, 0.054191805f, 0.1042674f, 0.11707473f, 0.10740139f,
+     0.08886349f, 0.069871515f, 0.053959895f, 0.0417537f, 0.03269627f, 0.025998358f, 0.020990666f, 0.017186025f},
+    {0.055377234f, 0.1429849f, 0.17534402f, 0.15160084f, 0.09622989f, 0.03903339f, -1.3737646e-3f, -0.021311421f,
+     -0.02627085f, -0.023638323f, -0.018693205f, -0.014000457f, -0.010334825f, -7.675794e-3f, -5.7853796e-3f, -4.4342554e-3f},
+    {0.106053516f, 0.062698f, 1.980659e-3f, -0.044399496f, -0.060336962f, -0.050438754f, -0.02978676f, -0.011271554f,
+     -1.2749697e-4f, 4.375949e-3f, 5.0412803e-3f, 4.2129266e-3f, 3.1314262e-3f, 2.2355057e-3f, 1.5898778e-3f, 1.1445137e-3f},
+    {-0.01944398f, -0.04620161f, -0.04641987f, -0.025504148f, -6.502599e-4f, 0.014384435f, 0.016899299f, 0.012043902f,
+     5.9129638e-3f, 1.6779877e-3f, -3.0559232e-4f, -8.6370483e-4f, -8.1475574e-4f, -6.128946e-4f, -4.2739089e-4f, -2.9317444e-4f},
+};
+FI vec<f32, 16> erf_table(vec<f32, 16> x) {
+  typedef vec<f32, 16> V;
+  const f32 M = 3145728.f;  // 1.5 * 2^21: adding it rounds to quarters, and its last bits count them
+  V t = clamp_max(abs(x), all_of<V>(3.9999998f)), s = t - 0.125f, m = s + M, r = s - (m - M);
+  auto row = [&](int c) INLINE { return __builtin_shuffle(*(const V *)ERF[c], bits<vec<i32, 16>>(m)); };
+  V q = mad(row(6), r, row(5));
+  q = mad(q, r, row(4));
+  q = mad(q, r, row(3));
+  q = mad(q, r, row(2));
+  return copysign(mad(t, row(0), t * mad(q, r, row(1))), x);
+}
+#endif
 template <class V> FI V erf_f32(V x) {  // two minimax polynomials, after N. Juffa
+#if defined(__AVX512F__) && !defined(__clang__)
+  if constexpr (sizeof(V) == 64) return (V)erf_table((vec<f32, 16>)x);
+#endif
   V t = abs(x), s = x * x;
   V r = mad(all_of<V>(-1.72853470e-5f), t, 3.83197126e-4f), u = mad(all_of<V>(-3.88396438e-3f), t, 2.42546219e-2f);
   r = mad(r, s, u);

@@ -4,7 +4,12 @@
 
 // ---- half types --------------------------------------------------------------------------------------------------
 
-template <class V> FI V bf16_up(vec<u16, lanes<V>> h) { return bits<V>(__builtin_convertvector(h, vec<u32, lanes<V>>) << 16); }
+template <class V> FI V bf16_up(vec<u16, lanes<V>> h) {
+#if defined(__AVX512F__) && !defined(__clang__)  // GCC widens to a whole register in two halves
+  if constexpr (lanes<V> == 16) return bits<V>(__builtin_ia32_pmovzxwd512_mask(bits<vec<i16, 16>>(h), vec<i32, 16>{}, (u16)-1) << 16);
+#endif
+  return bits<V>(__builtin_convertvector(h, vec<u32, lanes<V>>) << 16);
+}
 template <class V> FI vec<u32, lanes<V>> bf16_bits(V x) {  // to nearest even; NaN stays NaN
   typedef vec<u32, lanes<V>> U;
   U u = bits<U>(x), r = (u + 0x7fff + ((u >> 16) & 1)) >> 16;
@@ -55,6 +60,18 @@ template <int N, class T> FI auto load(const T *p) {
   else if constexpr (same<T, b1>) return flags(loadu<N>((const i8 *)p) != 0);
   else return loadu<N>(p);
 }
+#if defined(__AVX512BW__) && !defined(__clang__)
+#define STX_BF16_512 1
+// Sixteen floats: a rounded word lies in the upper half of its element, so one permutation narrows; a NaN is put back.
+FI vec<i16, 16> bf16_down(vec<f32, 16> x) {
+  vec<i32, 16> u = bits<vec<i32, 16>>(x), half = vec<i32, 16>{} + 0x8000;
+  auto r = u + __builtin_ia32_blendmd_512_mask(half - 1, half, __builtin_ia32_ptestmd512(u, half + half, (u16)-1));
+  auto kept = __builtin_ia32_fixupimmps512_mask(bits<vec<f32, 16>>(r), x, vec<i32, 16>{} + 0x22, 0, (u16)-1, 4);
+  const vec<i16, 32> upper = iota<32>((i16)1, (i16)2) & 31;
+  struct { vec<i16, 16> low, high; } h = bits<decltype(h)>(__builtin_shuffle(bits<vec<i16, 32>>(kept), upper));
+  return h.low;
+}
+#endif
 template <int N> FI void store_bf16(u16 *p, vec<u32, N> r) {
 #if defined(__AVX2__) && !defined(__AVX512F__) && !defined(__clang__)  // GCC narrows with a storm of shuffles
   if constexpr (N == 8) {
@@ -66,6 +83,10 @@ template <int N> FI void store_bf16(u16 *p, vec<u32, N> r) {
   storeu<N>(p, __builtin_convertvector(r, vec<u16, N>));
 }
 template <int N, class T, class V> FI void store(T *p, V v) {
+#if defined(STX_BF16_512)
+  if constexpr (same<T, bf16> && N == 16) return storeu<16>((i16 *)p, bf16_down(v));
+  else
+#endif
   if constexpr (same<T, bf16>) store_bf16<N>((u16 *)p, bf16_bits(v));
   else if constexpr (same<T, f16>) storeu<N>((u16 *)p, f16_down(v));
   else if constexpr (same<T, b1>) storeu<N>((i8 *)p, __builtin_convertvector(v & 1, vec<i8, N>));
