@@ -16,7 +16,7 @@ def test_random_programs_equal_eager_at_the_loops_level(block: int) -> None:
     for seed in range(50 * block, 50 * block + 50):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            found = check(seed, lambda f: tp.compile(f, backend=Interpreted, recompile_limit=64))
+            found = check(seed, lambda f, **options: tp.compile(f, backend=Interpreted, recompile_limit=64, **options))
         assert found is None, found
 
 
@@ -24,5 +24,5 @@ def test_random_programs_equal_eager_through_native_kernels() -> None:
     for seed in range(10_000, 10_012):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            found = check(seed, lambda f: tp.compile(f, recompile_limit=64))
+            found = check(seed, lambda f, **options: tp.compile(f, recompile_limit=64, **options))
         assert found is None, found
