@@ -1,44 +1,37 @@
 """Every sample of PyTorch's operator database through tp.compile on the CPU: wrong results, crashes, hangs.
 
-    python -m bench.opinfo [--workers 2] [--out bench/results/opinfo] [--dtypes float32 ...] [--ops regex] [--every k]
-                           [--inputs samples|enlarged|noncontiguous|reference|errors] [--backend graph|loops|kernels]
+    python -m bench.opinfo [--workers 2] [--out FOLDER] [--dtypes float32 ...] [--ops REGEX] [--every K] [--seconds N]
+                           [--inputs samples|enlarged|noncontiguous|reference|errors] [--backward]
+                           [--backend graph|ops|loops|kernels]
 
-Each worker is a process of its own; a crash or a hang is the sample's result, not the end of the run. Results are
-appended to one JSON line file a worker, so a run that was stopped resumes where it stopped. At the end (or with
---report) it prints how many samples passed, and which operators are native and which fall back.
+Each worker is a process of its own, which takes a few operators at a time; a crash or a hang is the sample's result, not
+the end of the run. All results go to one file of JSON lines in FOLDER, named by what runs, so a run that was stopped, or
+that ended after --seconds, resumes where it stopped. At the end (or with --report) it prints how many samples passed, and
+which operators are native and which fall back. With --backward outputs and gradients are compared, for float32 and float64.
 """
 
 from __future__ import annotations
 
 import argparse
 import collections
-import copy
-import dataclasses
 import json
 import os
 import pathlib
 import re
+import selectors
 import subprocess
 import sys
 import time
-import warnings
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
-
-from .levels import BACKENDS
-
-if TYPE_CHECKING:
-    import torch
+from typing import IO, Any
 
 DTYPES = ("float32", "int64", "bool", "bfloat16")
-UNDEFINED = re.compile(r"(new_)?empty(_like|_strided|_permuted)?$")  # values that no two calls share: only metadata counts
-EITHER_ZERO = re.compile(r"(clamp(_min|_max)?|f?max(imum)?|f?min(imum)?|a(max|min)|aminmax|nn\.functional\.softshrink)(\..*)?$")  # eager's vector and scalar code differ
 SECONDS = 180  # a sample that takes longer is a hang
-LARGE = 1 << 16  # elements of an enlarged sample
-TOGETHER = 48  # programs in one compilation
+TOGETHER = 192  # programs in one compilation
+SHARE = 12  # operators that a worker takes at a time, fewer towards the end
 
 
-def units(dtypes: list[str], pattern: str) -> list[str]:
+def units(dtypes: list[str], pattern: str, backward: bool = False) -> list[str]:
     """'index:name:dtype' of every operator and dtype that the database has samples for."""
     import torch
     from torch.testing._internal.common_methods_invocations import op_db
@@ -46,7 +39,7 @@ def units(dtypes: list[str], pattern: str) -> list[str]:
     out = []
     for k, op in enumerate(op_db):
         name = op.name + (f".{op.variant_test_name}" if op.variant_test_name else "")
-        if re.search(pattern, name):
+        if re.search(pattern, name) and (op.supports_autograd or not backward):
             out += [f"{k}:{name}:{d}" for d in dtypes if op.supports_dtype(getattr(torch, d), "cpu")]
     return out
 
@@ -54,204 +47,74 @@ def units(dtypes: list[str], pattern: str) -> list[str]:
 # ---- one worker --------------------------------------------------------------------------------------------------
 
 
-@dataclasses.dataclass(frozen=True)
-class Bound:
-    """How far a float may be from eager's: `relative` of its own size and `scale` of its tensor's largest (at least 1)."""
-
-    relative: float
-    scale: float
-
-
-BOUNDS = {
-    "float32": Bound(2e-5, 2e-6),  # sums in another order, functions within 4 units in the last place
-    "bfloat16": Bound(2**-6, 2**-8),  # one rounding instead of one an operator
-    "float64": Bound(1e-12, 1e-14),
-}
-
-
-def equal(got: torch.Tensor, want: torch.Tensor, zeros: bool = True) -> bool:
-    """Integers exactly; floats within their bound, NaN, infinities and the signs of `zeros` as eager."""
+def worker(chosen: argparse.Namespace, orders: IO[str], put: Callable[..., None]) -> None:
+    """Takes lines of {unit: samples that are known} from `orders` until they end; tells each step and each result."""
     import torch
 
-    if not (want.is_floating_point() or want.is_complex()):
-        return torch.equal(got, want)
-    if want.is_complex():
-        return equal(torch.view_as_real(got.resolve_conj()), torch.view_as_real(want.resolve_conj()), zeros)
-    bound = BOUNDS.get(str(want.dtype).removeprefix("torch."), BOUNDS["bfloat16"])
-    g, w = got.double(), want.double()
-    finite = w.isfinite()
-    scale = max(1.0, w[finite].abs().max().item() if finite.any() else 0.0)
-    near = (g - w).abs() <= bound.relative * w.abs() + bound.scale * scale
-    if zeros:
-        near &= (g != 0) | (w != 0) | (g.signbit() == w.signbit())
-    same = torch.where(finite, near, (g == w) | (g.isnan() & w.isnan()))
-    return bool(same.all())
+    torch.set_num_threads(1)
+    for order in orders:
+        batch: list[tuple[str, int, Any, Any]] = []
+        for unit, known in json.loads(order).items():
+            for found in samples(unit, set(known), chosen, put):
+                batch.append(found)
+                if len(batch) == TOGETHER:
+                    attempt(batch, chosen, put)
+                    batch = []
+            batch.append((unit, -1, None, None))
+        attempt(batch, chosen, put)
+        put(outcome="idle")
 
 
-def compare(got: object, want: object, values: bool = True, zeros: bool = True) -> bool:
-    """Same structure, metadata and, where asked for, values and signs of zeros."""
-    import torch
-
-    if isinstance(want, torch.Tensor):
-        if not isinstance(got, torch.Tensor) or got.shape != want.shape or got.dtype != want.dtype or got.layout != want.layout:
-            return False
-        if want.layout != torch.strided or want.is_quantized:
-            return compare(got.to_dense(), want.to_dense(), values, zeros)
-        if want.numel() and got.stride() != want.stride():
-            return False
-        return not values or want.is_meta or equal(got.flatten(), want.flatten(), zeros)  # arithmetic has up to 64 dimensions
-    if isinstance(want, (tuple, list)):
-        return type(got) is type(want) and len(got) == len(want) and all(compare(g, w, values, zeros) for g, w in zip(got, want))
-    if isinstance(want, dict):
-        return got.keys() == want.keys() and all(compare(got[k], w, values, zeros) for k, w in want.items())
-    return type(got) is type(want) and (got == want or got != got)
-
-
-class Trial:
-    """One sample, run eagerly and compiled from the same generator state on clones of its inputs."""
-
-    def __init__(self, op: Any, sample: Any, backend: Any) -> None:
-        import tensorplay as tp
-
-        self.op, self.sample, self.caught = op, sample, []
-        self.compiled = tp.compile(self.function, backend=backend)
-
-    def function(self, x: object, *args: object, **kwargs: object) -> object:
-        return self.op.op(x, *args, **kwargs)
-
-    def run(self, function: Callable[..., object]) -> tuple:
-        """What the function gave, what it left in its arguments, and the generator's state."""
-        import torch
-        from torch.utils._pytree import tree_map
-
-        def clone(x: object) -> object:
-            if not isinstance(x, torch.Tensor):
-                return x
-            return copy.deepcopy(x.detach()) if x.layout == torch.strided else x.detach().clone()
-
-        leaves = tree_map(clone, (self.sample.input, tuple(self.sample.args), dict(self.sample.kwargs)))
-        torch.manual_seed(0)
-        with warnings.catch_warnings(record=True) as caught, torch.no_grad():
-            warnings.simplefilter("always")
-            try:
-                out = ("value", function(leaves[0], *leaves[1], **leaves[2]))
-            except Exception as failure:
-                out = ("error", type(failure).__name__, str(failure).splitlines()[:1])
-        self.caught += caught
-        return out, leaves, torch.get_rng_state()
-
-    def result(self) -> dict[str, object]:
-        import torch
-
-        import tensorplay as tp
-        from tensorplay.errors import FallbackWarning
-
-        asked = not UNDEFINED.match(self.op.name), not EITHER_ZERO.match(self.op.name)
-        want, want_in, state = self.run(self.function)
-        outcome, detail = "ok", ""
-        for _ in range(2):
-            got, got_in, now = self.run(self.compiled)
-            if got[0] == "error" or want[0] == "error":
-                same = got == want  # class and first line
-            else:
-                same = compare(got[1], want[1], *asked) and torch.equal(now, state)
-            if not same or not compare(got_in, want_in, *asked):
-                outcome, detail = "wrong", f"eager {want!r:.300} compiled {got!r:.300}"
-                break
-        about = tp.explain(self.compiled)
-        warned = {str(w.message) for w in self.caught if issubclass(w.category, FallbackWarning)}
-        reasons = {f.reason for f in about.fallbacks} or warned
-        reasons = sorted(r[:200] for r in reasons if not any(other.endswith(f": {r}") for other in reasons))
-        return {"outcome": outcome, "fallbacks": reasons, "kernels": len(about.kernels), "calls": len(about.externs), "detail": detail}
-
-
-def enlarged(sample: Any) -> Any | None:
-    """The sample with every dimension longer than 1 several times as long, so that whole vectors are filled; None: too large."""
-    import torch
-
-    for factor in (7, 4):
-        sizes = []
-
-        def grow(x: object) -> object:
-            if not isinstance(x, torch.Tensor) or x.layout != torch.strided:
-                return x
-            y = x.repeat([factor if n > 1 else 1 for n in x.shape])  # noqa: B023
-            sizes.append(y.numel())  # noqa: B023
-            return y
-
-        found = sample.transform(grow)
-        if max(sizes, default=0) <= LARGE:
-            return found
-    return None
-
-
-def inputs_of(op: Any, kind: str, dtype: Any) -> Iterator[Any]:
-    """The database's samples; larger ones; strided ones; more sizes and special values; or what the operator must refuse."""
-    import torch
-
-    if kind == "errors":
-        if dtype == torch.float32 and op.error_inputs_func is not None:  # they choose their own dtypes
-            yield from (e.sample_input for e in op.error_inputs("cpu"))
-    elif kind == "reference":
-        yield from op.reference_inputs("cpu", dtype)
-    else:
-        for sample in op.sample_inputs("cpu", dtype):
-            found = sample.noncontiguous() if kind == "noncontiguous" else enlarged(sample) if kind == "enlarged" else sample
-            if found is not None:
-                yield found
-
-
-def worker(todo: list[str], out: pathlib.Path, every: int, level: str, kind: str) -> None:
+def samples(unit: str, known: set[int], chosen: argparse.Namespace, put: Callable[..., None]) -> Iterator[tuple[str, int, Any, Any]]:
+    """(unit, number, operator, sample) of every sample that is wanted and not known yet."""
     import torch
     from torch.testing._internal.common_methods_invocations import op_db
 
+    from .trial import inputs_of
+
+    index, _, dtype = unit.split(":")
+    op = op_db[int(index)]
+    put(unit=unit, sample=-2, outcome="started")
+    torch.default_generator.manual_seed(0)
+    try:
+        every = list(enumerate(inputs_of(op, chosen.inputs, getattr(torch, dtype), chosen.backward)))
+    except Exception as failure:
+        put(unit=unit, sample=-2, outcome="skipped", detail=f"no samples: {type(failure).__name__}: {failure}"[:200])
+        every = []
+    for k, sample in every:
+        if not (k % chosen.every or k in known):
+            yield unit, k, op, sample
+
+
+def attempt(wanted: list[tuple[str, int, Any, Any]], chosen: argparse.Namespace, put: Callable[..., None]) -> None:
+    """Runs the samples, their kernels built together. A sample of number -1 says that its unit ends here."""
     from .levels import BACKENDS, Batch
+    from .trial import GradientTrial, Trial
 
-    torch.set_num_threads(1)
-    done = {(r["unit"], r["sample"]) for r in read(out) if r["outcome"] != "started"}
-    ended: dict[str, list[int]] = collections.defaultdict(list)  # a unit that ended with every n-th sample has every 2n-th
-    for r in read(out):
-        if r["outcome"] == "end":
-            ended[r["unit"]].append(r.get("every", 1))
-    with out.open("a") as f:
+    def guarded(unit: str, k: int, step: Callable[[], Any]) -> Any:
+        put(unit=unit, sample=k, outcome="started")
+        try:
+            return step()
+        except Exception as failure:
+            put(unit=unit, sample=k, outcome="failed", detail=f"{type(failure).__name__}: {failure}"[:400])
+            return None
 
-        def put(**record: object) -> None:
-            f.write(json.dumps(record) + "\n")
-            f.flush()
-
-        def attempt(unit: str, k: int, step: Callable[[], Any]) -> Any:
-            put(unit=unit, sample=k, outcome="started")
-            try:
-                return step()
-            except Exception as failure:
-                put(unit=unit, sample=k, outcome="failed", detail=f"{type(failure).__name__}: {failure}"[:400])
-                return None
-
-        for unit in todo:
-            index, _, dtype_name = unit.split(":")
-            if any(every % n == 0 for n in ended.get(unit, ())):
-                continue
-            dtype, op = getattr(torch, dtype_name), op_db[int(index)]
-            torch.manual_seed(0)
-            try:
-                samples = [(k, s) for k, s in enumerate(inputs_of(op, kind, dtype)) if not (k % every or (unit, k) in done)]
-            except Exception as failure:
-                put(unit=unit, sample=-2, outcome="skipped", detail=f"no samples: {type(failure).__name__}: {failure}"[:200])
-                samples = []
-            for first in range(0, len(samples), TOGETHER):
-                batch = Batch()
-                trials = {}
-                for k, sample in samples[first : first + TOGETHER]:
-                    trial = Trial(op, sample, batch if level == "kernels" else BACKENDS[level])
-                    if level == "kernels" and attempt(unit, k, lambda: trial.run(trial.compiled)) is None:  # noqa: B023
-                        continue
-                    trials[k] = trial
-                batch.build()
-                for k, trial in trials.items():
-                    found = attempt(unit, k, trial.result)
-                    if found is not None:
-                        put(unit=unit, sample=k, **found)
-            put(unit=unit, sample=-1, outcome="end", every=every)
+    kind, batch, trials = GradientTrial if chosen.backward else Trial, Batch(), {}
+    for unit, k, op, sample in wanted:
+        if k >= 0:
+            native = chosen.backend == "kernels"
+            trial = kind(op, sample, batch if native else BACKENDS[chosen.backend])
+            if not native or guarded(unit, k, lambda: trial.run(trial.compiled)) is not None:  # noqa: B023
+                trials[unit, k] = trial
+    put(outcome="building")
+    batch.build()
+    for unit, k, _, _ in wanted:
+        if k < 0:
+            put(unit=unit, sample=k, outcome="end", every=chosen.every)
+        elif (unit, k) in trials:
+            found = guarded(unit, k, trials.pop((unit, k)).result)
+            if found is not None:
+                put(unit=unit, sample=k, **{name: value for name, value in found.items() if value})
 
 
 # ---- the parent ----------------------------------------------------------------------------------------------------
@@ -264,55 +127,136 @@ def read(path: pathlib.Path) -> list[dict]:
     for line in path.read_text().splitlines():
         try:
             records.append(json.loads(line))
-        except json.JSONDecodeError:  # the line that a killed worker was writing
+        except json.JSONDecodeError:  # the line that was being written when the run was killed
             continue
     return records
 
 
-def supervise(todo: list[list[str]], out: pathlib.Path, chosen: argparse.Namespace) -> None:
-    """Keeps one process a shard alive; what was started and never finished is a crash or a hang."""
-    out.mkdir(parents=True, exist_ok=True)
-    running: dict[int, subprocess.Popen | None] = {}
+class Worker:
+    """A process, the units that it has, and the step that it is at."""
 
-    def start(k: int) -> subprocess.Popen:
-        command = [sys.executable, "-m", "bench.opinfo", "--worker", str(k), "--workers", str(chosen.workers), "--out", str(out),
-                   "--ops", chosen.ops, "--every", str(chosen.every), "--backend", chosen.backend, "--inputs", chosen.inputs, "--dtypes", *chosen.dtypes]  # fmt: skip
-        return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    def __init__(self, chosen: argparse.Namespace, errors: IO[bytes]) -> None:
+        command = [sys.executable, "-m", "bench.opinfo", "--worker", "--every", str(chosen.every), "--backend", chosen.backend, "--inputs", chosen.inputs]
+        command += ["--backward"] if chosen.backward else []
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors)
+        self.units: list[str] = []
+        self.step: dict = {}
+        self.since = time.time()
+        self.rest = b""
 
-    for k in range(len(todo)):
-        running[k] = start(k)
-    while any(running.values()):
-        time.sleep(1)
-        for k, process in running.items():
-            if process is None:
-                continue
-            path = out / f"{k}.jsonl"
-            code = process.poll()
-            hung = code is None and path.exists() and time.time() - path.stat().st_mtime > SECONDS
-            if code is None and not hung:
-                continue
-            if hung:
-                process.kill()
-                process.wait()
-            records = read(path)
-            if (code or hung) and records and records[-1]["outcome"] == "started":
-                last = records[-1]
-                with path.open("a") as f:
-                    f.write(json.dumps({"unit": last["unit"], "sample": last["sample"], "outcome": "hang" if hung else "crash", "detail": str(code)}) + "\n")
-                running[k] = start(k)
-            else:
-                running[k] = None
+    def give(self, order: dict[str, list[int]]) -> None:
+        self.units = list(order)
+        assert self.process.stdin
+        self.process.stdin.write((json.dumps(order) + "\n").encode())
+        self.process.stdin.flush()
+
+    def heard(self) -> list[dict] | None:
+        """The records that came, None where the process has ended."""
+        assert self.process.stdout
+        data = os.read(self.process.stdout.fileno(), 1 << 16)
+        *lines, self.rest = (self.rest + data).split(b"\n")
+        self.since = time.time()
+        return [json.loads(line) for line in lines] if data else None
+
+    def stop(self) -> int:
+        self.process.kill()
+        return self.process.wait()
 
 
-def report(out: pathlib.Path) -> dict[str, int]:
-    records = [r for path in sorted(out.glob("*.jsonl")) for r in read(path) if r["sample"] >= 0 and r["outcome"] != "started"]
-    counts = collections.Counter(r["outcome"] for r in records)
+class Run:
+    """The units that are left, shared out to workers; results are appended to `path` as they come."""
+
+    def __init__(self, chosen: argparse.Namespace, path: pathlib.Path) -> None:
+        self.chosen, self.path = chosen, path
+        self.known: dict[str, set[int]] = collections.defaultdict(set)
+        ended: dict[str, list[int]] = collections.defaultdict(list)  # a unit that ended with every n-th sample has every 2n-th
+        for r in read(path):
+            if r["outcome"] == "end":
+                ended[r["unit"]].append(r["every"])
+            self.known[r["unit"]].add(r["sample"])
+        todo = [u for u in units(chosen.dtypes, chosen.ops, chosen.backward) if not any(chosen.every % n == 0 for n in ended[u])]
+        self.left = collections.deque(todo)
+        self.deaths: collections.Counter[str] = collections.Counter()
+
+    def share(self) -> dict[str, list[int]]:
+        n = max(1, min(SHARE, len(self.left) // (4 * self.chosen.workers)))
+        return {u: sorted(self.known[u]) for u in [self.left.popleft() for _ in range(min(n, len(self.left)))]}
+
+    def go(self) -> None:
+        until = time.time() + (self.chosen.seconds or float("inf"))
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with self.path.open("a") as out, self.path.with_suffix(".stderr").open("wb") as errors, selectors.DefaultSelector() as watch:
+
+            def add() -> None:
+                if self.left:
+                    made = Worker(self.chosen, errors)
+                    made.give(self.share())
+                    watch.register(made.process.stdout, selectors.EVENT_READ, made)  # type: ignore[arg-type]
+
+            def put(record: dict) -> None:
+                self.known[record["unit"]].add(record["sample"])
+                out.write(json.dumps(record) + "\n")
+                out.flush()
+
+            def lost(gone: Worker, outcome: str) -> None:
+                """Another takes over what the worker had, without the sample that it died of."""
+                watch.unregister(gone.process.stdout)  # type: ignore[arg-type]
+                code = gone.stop()
+                if gone.step.get("outcome") == "started":
+                    put({"unit": gone.step["unit"], "sample": gone.step["sample"], "outcome": outcome, "detail": str(code)})
+                    if gone.step["sample"] < 0:  # it died while it made its samples
+                        put({"unit": gone.step["unit"], "sample": -1, "outcome": "end", "every": self.chosen.every})
+                        gone.units.remove(gone.step["unit"])
+                for unit in gone.units:
+                    self.deaths[unit] += 1
+                    if self.deaths[unit] <= 20:
+                        self.left.appendleft(unit)
+                    else:
+                        put({"unit": unit, "sample": 0, "outcome": outcome, "detail": f"20 workers were lost with this operator; the last: {code}"})
+                add()
+
+            for _ in range(self.chosen.workers):
+                add()
+            while watch.get_map() and time.time() < until:
+                for key, _ in watch.select(timeout=1):
+                    one: Worker = key.data
+                    records = one.heard()
+                    if records is None:
+                        lost(one, "crash")
+                        continue
+                    for r in records:
+                        one.step = r
+                        if r["outcome"] == "idle":
+                            one.units = []
+                            if self.left:
+                                one.give(self.share())
+                            else:
+                                watch.unregister(one.process.stdout)  # type: ignore[arg-type]
+                                one.stop()
+                        elif r["outcome"] not in ("started", "building"):
+                            put(r)
+                            if r["outcome"] == "end":
+                                one.units.remove(r["unit"])
+                for one in [key.data for key in watch.get_map().values()]:
+                    if time.time() - one.since > SECONDS:
+                        lost(one, "hang")
+            for one in [key.data for key in watch.get_map().values()]:
+                self.left.extend(one.units)
+                one.stop()
+
+
+def report(path: pathlib.Path) -> dict[str, int]:
+    records = [r for r in read(path) if r["outcome"] != "end"]
+    ran = [r for r in records if r["sample"] >= 0 and r["outcome"] != "skipped"]
+    counts = collections.Counter(r["outcome"] for r in records if r["sample"] >= 0 or r["outcome"] != "skipped")
     fallbacks: dict[str, set[str]] = collections.defaultdict(set)
-    operators = {r["unit"].split(":")[1] for r in records}
-    for r in records:
+    operators = {r["unit"].split(":")[1] for r in ran}
+    for r in ran:
         for reason in r.get("fallbacks", []):
             fallbacks[r["unit"].split(":")[1]].add(reason)
-    print(f"{len(records)} samples: " + ", ".join(f"{n} {what}" for what, n in sorted(counts.items())))
+    print(f"{len(ran)} samples: " + ", ".join(f"{n} {what}" for what, n in sorted(counts.items())))
+    if any("trained" in r for r in ran):
+        print(f"{sum(r.get('trained', False) for r in ran)} ran as compiled training regions")
     print(f"{len(operators)} operators, {len(operators) - len(fallbacks)} native on every sample, {len(fallbacks)} fall back on some")
     for name, reasons in sorted(fallbacks.items()):
         print(f"  {name}: {sorted(reasons)[0]}")
@@ -323,26 +267,42 @@ def report(out: pathlib.Path) -> dict[str, int]:
 
 
 def main() -> None:
+    from .levels import BACKENDS
+
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--workers", type=int, default=2)
-    options.add_argument("--out", type=pathlib.Path, default=pathlib.Path("bench/results/opinfo"))
-    options.add_argument("--dtypes", nargs="*", default=list(DTYPES))
+    options.add_argument("--out", type=pathlib.Path, default=pathlib.Path("build/opinfo"))
+    options.add_argument("--dtypes", nargs="*")
     options.add_argument("--ops", default="")
     options.add_argument("--every", type=int, default=1, help="only every k-th sample of an operator")
+    options.add_argument("--seconds", type=float, default=0.0, help="stop after so long")
     options.add_argument("--backend", choices=list(BACKENDS), default="kernels", help="the level that runs")
     options.add_argument("--inputs", choices=("samples", "enlarged", "noncontiguous", "reference", "errors"), default="samples")
-    options.add_argument("--worker", type=int, help=argparse.SUPPRESS)
+    options.add_argument("--backward", action="store_true", help="gradients too")
+    options.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     options.add_argument("--report", action="store_true", help="only print what stands")
     chosen = options.parse_args()
+    chosen.dtypes = chosen.dtypes or list(("float32", "float64") if chosen.backward else DTYPES)
+    if chosen.worker:
+        with os.fdopen(os.dup(1), "w") as told:  # what operators print goes elsewhere
+            os.dup2(2, 1)
+
+            def put(**record: object) -> None:
+                told.write(json.dumps(record) + "\n")
+                told.flush()
+
+            worker(chosen, sys.stdin, put)
+        return
+    path = chosen.out / f"{chosen.inputs}-{chosen.backend}{'-backward' * chosen.backward}.jsonl"
+    left = 0
     if not chosen.report:
-        everything = units(chosen.dtypes, chosen.ops)
-        shards = [everything[k :: chosen.workers] for k in range(chosen.workers)]
-        if chosen.worker is not None:
-            worker(shards[chosen.worker], chosen.out / f"{chosen.worker}.jsonl", chosen.every, chosen.backend, chosen.inputs)
-            return
-        supervise(shards, chosen.out, chosen)
-    bad = report(chosen.out)
-    sys.exit(bool(sum(bad.get(k, 0) for k in ("wrong", "failed", "crash", "hang"))))
+        run = Run(chosen, path)
+        run.go()
+        left = len(run.left)
+    bad = report(path)
+    if left:
+        print(f"{left} operators and dtypes are left; the same command goes on")
+    sys.exit(bool(left or sum(bad.get(k, 0) for k in ("wrong", "failed", "crash", "hang"))))
 
 
 if __name__ == "__main__":

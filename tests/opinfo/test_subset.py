@@ -9,7 +9,8 @@ import torch
 from torch.testing._internal.common_methods_invocations import op_db
 
 from bench.levels import Batch
-from bench.opinfo import DTYPES, TOGETHER, Trial
+from bench.opinfo import DTYPES, TOGETHER
+from bench.trial import Trial
 
 STRIDE = 8  # every eighth operator, others for each dtype
 SAMPLES = 2
