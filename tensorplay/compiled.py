@@ -13,7 +13,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import FunctionType, MethodType
 from typing import Any, cast
 
@@ -22,7 +22,7 @@ from torch import nn
 from torch.autograd import forward_ad as _forward_ad
 
 from . import config, registry
-from .errors import GraphCaptureError, RecompileLimitError, StrictNativeError, VerificationError
+from .errors import FirstCallError, GraphCaptureError, RecompileLimitError, StrictNativeError, VerificationError
 from .fallback import Fallback, Fallbacks, describe, line_of, split_line
 from .graph.choices import Choices
 from .key.aliasing import same_objects
@@ -33,7 +33,7 @@ from .key.version import Call, Version
 from .limits import advice
 from .native import Dispatch, build_later, native
 from .record import emit
-from .training import check_budget, has_tape, trains
+from .training import check_budget, has_tape, hooks_aside, trains
 
 MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 _C = torch._C
@@ -63,6 +63,7 @@ def compile(
     model: Any = None, *, backend: str | registry.Backend = "stax", strict_native: bool = False, fullgraph: bool = False,
     dynamic: bool | None = None, mode: str = "default", options: dict[str, Any] | None = None, name: str | None = None,
     disable: bool = False, recompile_limit: int | None = None, verify: bool = False, memory_budget: float | None = None,
+    in_place: bool = False,
 ) -> Any:  # fmt: skip
     """Compiles a function, method or module at its first call with each kind of arguments.
 
@@ -74,6 +75,8 @@ def compile(
     memory_budget: fraction of the bytes that the default partition saves for backward; the rest is computed again.
     verify: runs eager beside the compiled version and names the first level that differs.
     disable: returns `model` as it is.
+    in_place: compiles the call of a module and returns the module itself, as `torch.nn.Module.compile` does; copies and
+        pickles of it are not compiled.
     """
     if mode not in MODES:
         raise ValueError(f"no mode {mode!r}: there are {', '.join(MODES)}")
@@ -88,9 +91,10 @@ def compile(
     settings = Settings(
         backend, strict_native, fullgraph, dynamic, mode, options or None, name, recompile_limit, verify
     )
+    make = compiled_in_place if in_place else compiled
     if model is None:
-        return lambda function: function if disable else compiled(function, settings)
-    return model if disable else compiled(model, settings)
+        return lambda function: function if disable else make(function, settings)
+    return model if disable else make(model, settings)
 
 
 def compiled(model: Any, settings: Settings) -> Any:
@@ -105,10 +109,18 @@ def compiled(model: Any, settings: Settings) -> Any:
     return Compiled(model, settings)
 
 
+def compiled_in_place(model: Any, settings: Settings) -> nn.Module:
+    """The module itself, whose call is compiled from now on, also where other code calls it."""
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"tp.compile(in_place=True) takes a module, not {model!r}")
+    model._compiled_call_impl = Compiled(model._call_impl, replace(settings, name=settings.name or type(model).__name__))
+    return model
+
+
 def compiled_of(obj: Any) -> Compiled:
     """The `Compiled` behind anything that tp.compile returned."""
     found = obj.__func__ if isinstance(obj, MethodType) else getattr(type(obj), "_tp_compiled", None) and obj._tp_compiled
-    found = obj if isinstance(obj, Compiled) else found
+    found = obj if isinstance(obj, Compiled) else found or getattr(obj, "_compiled_call_impl", None)
     if not isinstance(found, Compiled):
         raise TypeError(f"not a result of tp.compile: {obj!r}")
     return found
@@ -216,7 +228,8 @@ class Compiled(Dispatch):
             if found is None:
                 self._keep(tuple(v for v in self.versions if v.alive))
                 try:
-                    found = self._build(call, args, kwargs)
+                    with hooks_aside():
+                        found = self._build(call, args, kwargs)
                 except _Raised as raised:
                     error = raised.error
         if found is not None:
@@ -240,6 +253,9 @@ class Compiled(Dispatch):
         start = time.perf_counter()
         captured = self._capture(args, kwargs)
         if isinstance(captured, Fallback):
+            if captured.passing:
+                captured.count += 1
+                return None
             version: Version = Version(call, None, args, kwargs)
             version.fallback = captured
             self._keep((*self.versions, version))
@@ -291,7 +307,9 @@ class Compiled(Dispatch):
             return capture(self.fn, args, kwargs)
         except GraphCaptureError as error:
             line, reason = split_line(describe(error))
-            return self._fallbacks.take(reason, line or line_of(self.fn), GraphCaptureError, error)
+            fallback = self._fallbacks.take(reason, line or line_of(self.fn), type(error), error)
+            fallback.passing = isinstance(error, FirstCallError) and fallback.count < config.number("version_limit")
+            return fallback
         except Exception as error:
             raise _Raised(error) from error
 
@@ -334,6 +352,8 @@ class Compiled(Dispatch):
             return "an argument that is written shares memory with another"
         if self._backend in (registry.stax, registry.aot_eager) and has_tape(captured.graph):
             return "the function itself differentiates, or makes tensors that require grad"
+        if torch.is_anomaly_enabled() and trains(captured.graph, captured.samples):
+            return "anomaly mode looks at the gradient of each operator"
         return ""
 
     def _unsettled(self, version: Version, call: Call, args: tuple, kwargs: dict[str, Any]) -> str:

@@ -11,6 +11,10 @@ class GraphCaptureError(TensorPlayError):
     """The function does something that capture cannot represent. Names the user's file and line."""
 
 
+class FirstCallError(GraphCaptureError):
+    """The first call makes state that later calls find, as an optimizer does: call the function once, then compile it."""
+
+
 class UnsupportedError(TensorPlayError):
     """A part of the compiler has no row for this program; the message names the operator and the reason."""
 

@@ -19,11 +19,15 @@ from .record import emit
 
 @dataclass
 class Fallback:
-    """One reason why a function, or a part of it, runs eagerly, and how many calls did so."""
+    """One reason why a function, or a part of it, runs eagerly, and how many calls did so.
+
+    passing: the next call like it may be compiled.
+    """
 
     reason: str
     line: str
     count: int = 0
+    passing: bool = False
 
     def __str__(self) -> str:
         where = f" ({self.line})" if self.line else ""

@@ -5,7 +5,8 @@ In: a captured graph and its tensors.  Out: True where a result of the graph may
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -29,6 +30,21 @@ def has_tape(graph: fx.GraphModule) -> bool:
     """Whether the graph itself differentiates, or makes a tensor that requires grad."""
     calls = (n for n in graph.graph.nodes if n.op in ("call_function", "call_method"))
     return any(_name(n) in _TAPE or n.kwargs.get("requires_grad") is True for n in calls)
+
+
+@contextlib.contextmanager
+def hooks_aside() -> Iterator[None]:
+    """Takes the caller's hooks on saved tensors away: they are for what the call saves, not for what compiling it does."""
+    graph: Any = torch._C._autograd
+    hooks = []
+    while (top := graph._top_saved_tensors_default_hooks(False)) is not None:
+        hooks.append(top)
+        graph._pop_saved_tensors_default_hooks()
+    try:
+        yield
+    finally:
+        for pack, unpack in reversed(hooks):
+            graph._push_saved_tensors_default_hooks(pack, unpack)
 
 
 def _name(node: fx.Node) -> str:

@@ -226,7 +226,7 @@ class Snapshot:
 
     def differences(self) -> list[str]:
         """What is not as it was, as the user would write it."""
-        return [f"{kept.source}, {getattr(key, '__name__', None) or repr(key)}" for kept in self.kept for key in kept.changed()]
+        return [f"{kept.source}, {_named(key)}" for kept in self.kept for key in kept.changed()]
 
     def restore(self) -> None:
         for kept in self.kept:
@@ -239,6 +239,10 @@ class Snapshot:
 
 
 _MISSING = object()
+
+
+def _named(key: Any) -> str:
+    return f"a {type(key).__name__}" if isinstance(key, torch.Tensor) else getattr(key, "__name__", None) or repr(key)
 
 
 def _read_buffer(value: Any) -> dict[str, bytes]:

@@ -176,11 +176,11 @@ class Newborn:
         return id(value) in self.ids
 
 
-def plan(result: Any, recorder: Any, newborn: Newborn) -> tuple[Rebuild, list[Any]]:
-    """The recipe for `result` and the output nodes that it reads."""
+def plan(result: Any, recorder: Any, newborn: Newborn) -> tuple[Rebuild, list[Any], list[Any]]:
+    """The recipe for `result`, the output nodes that it reads, and what the result consists of."""
     builder = _Builder(recorder, newborn)
     root = builder.add(result)
-    return Rebuild(tuple(builder.steps), tuple(builder.order()), root), builder.outputs
+    return Rebuild(tuple(builder.steps), tuple(builder.order()), root), builder.outputs, builder.parts
 
 
 def _slots(cls: type) -> list[str]:
@@ -200,7 +200,7 @@ class _Builder:
         self.steps: list[Any] = []
         self.outputs: list[Any] = []
         self._seen: dict[int, int] = {}
-        self._keep: list[Any] = []
+        self.parts: list[Any] = []
         self._pending: list[tuple[int, Any]] = []
 
     def add(self, value: Any) -> int:
@@ -234,7 +234,7 @@ class _Builder:
             return found
         k = len(self.steps)
         self._seen[id(value)] = k
-        self._keep.append(value)
+        self.parts.append(value)
         self.steps.append(None)
         if isinstance(value, torch.Tensor):
             self.steps[k] = self._tensor(value)

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from ..errors import GraphCaptureError
+from ..errors import FirstCallError, GraphCaptureError
 from . import ambient
 from .captured import Captured, Gate
 from .effects import Snapshot
@@ -28,6 +28,7 @@ from .execution import Execution
 from .gates import Random, replay_graph
 from .isolate import isolate
 from .messages import Messages
+from .outcome import Outcome, outcome
 from .patches import patched
 from .reach import Reach, TooMuch
 from .rebuild import Newborn, plan
@@ -56,24 +57,26 @@ def capture(fn: Any, args: tuple, kwargs: dict) -> Captured:
 
 def _capture(fn: Any, args: tuple, kwargs: dict, messages: Messages) -> Captured:
     learned = Learned()
-    first: Snapshot | None = None  # before a run whose Python effects, such as filling a cache, were left in place
+    first: _Settle | None = None  # a run whose Python effects, such as filling a cache, were left in place
     try:
         for _ in range(_RESTARTS):
             try:
                 with _generators_kept():
-                    return _once(fn, args, kwargs, Reach(fn, args, kwargs), learned, first is not None, messages)
+                    return _once(fn, args, kwargs, Reach(fn, args, kwargs), learned, first, messages)
             except Restart:
                 continue
             except _Settle as settle:
-                first = settle.snapshot
+                first = settle.with_traceback(None)
         raise Refused("capture did not settle: the function takes another path on each run")
     except BaseException as error:
         if first is not None:
-            first.restore()
+            first.snapshot.restore()
         if isinstance(error, (Exception, Refused)):
             if messages.unsettled:
                 _listen(fn, args, kwargs, learned, messages)
             messages.drop_repeated()
+        if isinstance(error, _OtherwiseNext):
+            raise FirstCallError(str(error)) from None
         if isinstance(error, (Refused, TooMuch)):
             raise GraphCaptureError(str(error)) from error.__cause__
         raise
@@ -84,7 +87,7 @@ def _listen(fn: Any, args: tuple, kwargs: dict, learned: Learned, messages: Mess
     for _ in range(_RESTARTS):
         try:
             with _generators_kept():
-                _once(fn, args, kwargs, Reach(fn, args, kwargs), learned, True, messages)
+                _once(fn, args, kwargs, Reach(fn, args, kwargs), learned, _Settle(), messages)
         except Restart:
             continue
         except (Exception, Refused):
@@ -95,12 +98,16 @@ def _listen(fn: Any, args: tuple, kwargs: dict, learned: Learned, messages: Mess
 class _Settle(BaseException):
     """The run changed Python objects, or logged; a second run tells whether it does so every time."""
 
-    def __init__(self, snapshot: Snapshot) -> None:
-        self.snapshot = snapshot
+    def __init__(self, snapshot: Snapshot | None = None, changes: str = "", outcome: Outcome | None = None) -> None:
+        self.snapshot, self.changes, self.outcome = snapshot, changes, outcome
+
+
+class _OtherwiseNext(Refused):
+    """The run made state with which the same call does something else, as the first step of an optimizer does."""
 
 
 def _once(
-    fn: Any, args: tuple, kwargs: dict, reach: Reach, learned: Learned, settled: bool, messages: Messages
+    fn: Any, args: tuple, kwargs: dict, reach: Reach, learned: Learned, first: _Settle | None, messages: Messages
 ) -> Captured:
     before = ambient.ambient()
     messages.begin()
@@ -108,7 +115,7 @@ def _once(
     recorder = Recorder(fn, args, kwargs, reach, learned)
     settings: list[tuple[Any, Any]] = []
 
-    def first(code: types.CodeType, namespace: dict) -> None:
+    def began(code: types.CodeType, namespace: dict) -> None:
         reach.add_code(code, namespace)
         snapshot.extend()
         if reach.hazards:
@@ -117,7 +124,7 @@ def _once(
                 if seen.place(place):
                     recorder.refuse(f"may use {source}, {reason}: state that a graph does not repeat")
 
-    execution = Execution(first, lambda source, value: settings.append((source, value)), recorder.refuse)
+    execution = Execution(began, lambda source, value: settings.append((source, value)), recorder.refuse)
     recorder.execution = execution
     RUNNING[-1] = (RUNNING[-1][0], recorder)
     keep_effects = False
@@ -139,17 +146,19 @@ def _once(
                     raise
                 if recorder.pending is not None:
                     raise recorder.pending
-            rebuild, outputs = plan(result, recorder, newborn)
+            rebuild, outputs, parts = plan(result, recorder, newborn)
             recorder.finish(outputs, before)
             del result
-        changes, logged = snapshot.differences(), messages.logged
+        changes, logged = "; ".join(snapshot.differences()[:3]), messages.logged
         if changes or logged:
-            if settled and changes:
-                recorder.refuse_at(f"changes Python objects that existed before the call: {'; '.join(changes[:3])}", fn)
-            if settled:
+            if first is not None and changes:
+                recorder.refuse_at(f"changes Python objects that existed before the call: {changes}", fn)
+            if first is not None:
                 raise Refused(f"{logged}: logs at each call, which a graph does not repeat")
             keep_effects = True
-            raise _Settle(snapshot)
+            raise _Settle(snapshot, changes or logged, outcome(parts, recorder))
+        if first is not None and first.outcome is not None and not first.outcome.same(outcome(parts, recorder)):
+            raise _OtherwiseNext(f"the first call makes state that the next one finds: {first.changes}")
         seen = Seen(reach, execution.codes if execution.watching else None, execution.every, execution.names)
         rows = {**dict(state(reach, seen)), **dict(settings)}
         return _assemble(recorder, reach, rebuild, tuple(rows.items()), ties(reach, seen))

@@ -7,7 +7,6 @@ function are no key: `foreign_mode` names them, and such a call runs the functio
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import torch
@@ -46,11 +45,6 @@ def _module_hooks() -> tuple:
     return (*before.values(), *after.values()) if before or after else ()
 
 
-def _saved_tensor_hooks() -> tuple:
-    hooks = _C._autograd._top_saved_tensors_default_hooks(False)
-    return tuple(hooks) if hooks else ()
-
-
 AMBIENT = (
     ("grad mode", torch.is_grad_enabled),
     ("inference mode", torch.is_inference_mode_enabled),
@@ -61,7 +55,6 @@ AMBIENT = (
     ("float32 matmul precision", _C._get_float32_matmul_precision),
     ("attention backends", _attention),
     ("anomaly mode", torch.is_anomaly_enabled),
-    ("saved tensor hooks", _saved_tensor_hooks),
     ("global module hooks", _module_hooks),
 )
 NAMES = tuple(name for name, _ in AMBIENT)
@@ -92,7 +85,6 @@ PROBES: tuple[tuple[Any, Any], ...] = (
     (_C._functorch.maybe_current_level, None),
     (_C._get_tracing_state, None),
     ((vars(_forward_ad), "_current_level"), -1),
-    (functools.partial(_C._autograd._top_saved_tensors_default_hooks, False), None),
     (_module._global_forward_pre_hooks, False),
     (_module._global_forward_hooks, False),
 )

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .foreach import one_by_one
 from .mutate import random
 
 aten = torch.ops.aten
@@ -135,6 +136,8 @@ def _has_row() -> Callable[[torch._ops.OpOverload], bool]:
 def rule(op: torch._ops.OpOverload) -> Rule | None:
     if op in OWN:  # first: the result is the same, and its parts fuse with their neighbours
         return OWN[op]
+    if op._schema.name.startswith("aten::_foreach_") and not op._schema.is_mutable:
+        return one_by_one(op)
     composite = torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), "CompositeImplicitAutograd")
     may_alias = any(r.alias_info is not None for r in op._schema.returns)
     if composite and (may_alias or not (has_row(op) or random(op))):  # `reshape` views or copies: show which

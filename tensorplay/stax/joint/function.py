@@ -9,6 +9,7 @@ the same inputs under autograd. Nothing here refers to an autograd node, so no c
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -24,6 +25,7 @@ from .partition import Parts, partition
 from .tangents import restrict
 
 Run = Callable[..., Sequence[Any]]
+_AS_IT_IS: contextlib.AbstractContextManager = contextlib.nullcontext()
 
 
 class Unserved(Exception):
@@ -69,7 +71,8 @@ class TrainingProgram:
     def __call__(self, *inputs: Tensor) -> Any:
         results: list[Any] = []
         try:
-            made = Step.apply(self, results, *inputs)
+            with torch.enable_grad() if not torch.is_grad_enabled() else _AS_IT_IS:  # the region itself turns it on
+                made = Step.apply(self, results, *inputs)
         except Unserved:
             return self.graph(*inputs)
         for k, t in zip(self.differentiable, made, strict=True):

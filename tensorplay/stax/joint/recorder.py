@@ -130,6 +130,8 @@ class Recorder(TorchDispatchMode):
             raise UnsupportedError(f"the higher-order operator {func}")
         if any(isinstance(a, torch.Generator) for a in (*args, *kwargs.values())):  # before it runs, and draws
             raise UnsupportedError("an operator that draws from a generator of its own")
+        if func.namespace == "profiler":  # names a stretch of the program for whoever measures it
+            return func(*args, **kwargs)
         if func in DROPPED:
             result = func(*args, **kwargs)
             self.bind(result, self.node(args[0]))
