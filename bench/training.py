@@ -119,18 +119,22 @@ def saved_tensors(loss: torch.Tensor) -> list[torch.Tensor]:
 
 
 def peak(name: str, which: str, dtype: torch.dtype, small: bool) -> int:
-    """Bytes by which steps raise the resident memory over what model and gradients take."""
+    """Bytes by which steps raise the resident memory over what the model takes."""
     model, inputs = model_of(name, dtype, small)
     call = system(which, model)
-    for _ in range(3):
-        step(call, inputs)
+
+    def steps() -> None:
+        for _ in range(3):
+            step(call, inputs)
+            model.zero_grad()
+
+    steps()
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)
     before = resident("VmRSS")
     with open("/proc/self/clear_refs", "w") as file:
         file.write("5")  # VmHWM starts anew
-    for _ in range(3):
-        step(call, inputs)
+    steps()
     return resident("VmHWM") - before + idle(call)
 
 
@@ -139,8 +143,7 @@ def idle(call: Any) -> int:
     if not hasattr(call, "_tp_compiled"):
         return 0
     program = compiled_of(call).versions[-1].program
-    programs = [program.program, *(run.__self__ if hasattr(run, "__self__") else run for run, _, _ in program.backwards.values())]
-    return sum(p.arena.bytes for p in programs if p.arena.idle)
+    return sum(p.arena.bytes for p in (program.program, *(run for run, _, _ in program.backwards.values())) if p.arena.idle)
 
 
 def resident(field: str) -> int:

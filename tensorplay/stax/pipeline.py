@@ -52,7 +52,8 @@ def train(graph: fx.GraphModule, joint: Joint, target: Target, clock: Clock, opt
     backward = prepare(parts.backward, target, clock)
 
     def built(ops: OpGraph) -> Callable[..., Any]:
-        return finish(backward if ops is parts.backward else prepare(ops, target, Clock()), target, clock) 
+        part = backward if ops is parts.backward else prepare(ops, target, Clock())
+        return finish(part, target, clock, consumes=True)
 
     def refuse(failed: Any, inputs: tuple) -> Any:
         raise Unserved(str(failed))
@@ -80,11 +81,12 @@ def prepare(ops: OpGraph, target: Target, clock: Clock) -> Part:
 
 
 def finish(
-    part: Part, target: Target, clock: Clock, graph: fx.GraphModule | None = None, otherwise: Callable[[Any, tuple], Any] | None = None
+    part: Part, target: Target, clock: Clock, graph: fx.GraphModule | None = None,
+    otherwise: Callable[[Any, tuple], Any] | None = None, consumes: bool = False,
 ) -> Program:  # fmt: skip
     """The program of a part. graph: the captured graph that it stands for. otherwise: answers for a failed check."""
     artifact = clock("build", build(part.source, target))
-    return Program(graph, part.ops, part.loops, part.plan, part.source, artifact, clock.seconds, otherwise)
+    return Program(graph, part.ops, part.loops, part.plan, part.source, artifact, clock.seconds, otherwise, consumes)
 
 
 def on_cpu(loops: Loops) -> None:

@@ -36,7 +36,7 @@ class TrainingProgram:
     """A compiled training region. Attributes are what `tp.explain` and `tp.testing` read.
 
     compile: makes a runnable part of an operator graph; the forward part was compiled before, the backward part for
-    the usual tangents is compiled by the first backward.
+    the usual tangents is compiled by the first backward. A part that consumes frees saved tensors as it reads them.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class TrainingProgram:
         self.structure = pytree.tree_structure(graph.graph.output_node().args[0])
         self.program = forward
         self.run_forward: Run = getattr(forward, "call", forward)
-        self.backwards: dict[tuple[bool, ...], tuple[Run, tuple[int | None, ...], tuple[bool, ...]]] = {}
+        self.backwards: dict[tuple[bool, ...], tuple[Any, tuple[int | None, ...], tuple[bool, ...]]] = {}
         placeholders = [n for n in parts.backward.module.graph.nodes if n.op == "placeholder"]
         self.layouts: list[Spec] = [n.meta["spec"] for n in placeholders[len(placeholders) - len(joint.tangents) :]]
         self._compile = compile
@@ -85,7 +85,7 @@ class TrainingProgram:
         runs = (self.program, *(run for run, _, _ in self.backwards.values()))
         return "\n".join(text for run in runs if (text := getattr(run, "host", "")))
 
-    def backward_for(self, present: tuple[bool, ...]) -> tuple[Run, tuple[int | None, ...], tuple[bool, ...]]:
+    def backward_for(self, present: tuple[bool, ...]) -> tuple[Any, tuple[int | None, ...], tuple[bool, ...]]:
         """The backward part for a pattern of tangents: how to run it, each primal's gradient among its results, and
         which of the kept and saved values it reads."""
         found = self.backwards.get(present)
@@ -189,7 +189,7 @@ class Step(torch.autograd.Function):
             ctx.maybe_clear_saved_tensors()
             ctx.others = None
         values += [_laid(t, spec) for t, spec in zip(tangents, program.layouts, strict=True) if t is not None]
-        found = run(*values)
+        found = run.call(values) if getattr(run, "consumes", False) else run(*values)
         return None, None, *[None if k is None else found[k] for k in grads]
 
 

@@ -1,7 +1,8 @@
 """The host code of a program: straight-line Python that allocates, launches, calls the library and returns.
 
 In: the plan, the artifact, the structure of the result.  Out: `Host`: a function of the graph's inputs, which checks
-them first, the same without the check, and its source.
+them first, the same without the check, and its source. A host that consumes takes its inputs as one list, which it
+empties, and lets go of each input behind its last use.
 Always: the function is generated once and is text that a person can read; library operators run below autograd and
 autocast, since the operator graph was recorded there; what the caller gets is made under the caller's own modes.
 """
@@ -297,17 +298,22 @@ def host(
     eager: Callable[[CheckFailed, tuple], Any],
     shape: str | Callable[[list[Any]], Any] = "tuple",
     aliases: dict[int, View] | None = None,
+    consumes: bool = False,
 ) -> Host:
     """Writes and compiles the host code.
 
     eager: answers for a failed check, given the inputs. shape: 'tuple' (flat), 'single', or a function that builds
-    the graph's result from the flat list. aliases: the results that eager makes by a view, by position.
+    the graph's result from the flat list. aliases: the results that eager makes by a view, by position. consumes: the
+    inputs come as one list, and die behind their last use.
     """
     emit = Emit(plan, source, artifact, aliases or {})
     writer = emit.writer
     names = emit.names
     if plan.loops.inputs:
         writer.line(f"{group(names[b.name] for b in plan.loops.inputs)} = inputs")
+    if consumes:
+        writer.line("inputs.clear()")
+        emit.temporary += [names[b.name] for b in plan.loops.inputs]
     guarded = bool(plan.externs)
     writer.line("lease = take()")
     writer.line("table = lease.table")
@@ -344,7 +350,7 @@ def host(
     if emit.views:
         writer.lines.insert(unpack, (1, f"{group(emit.views.values())} = lease.views", frozenset()))
     arena = Arena(plan, tuple(emit.views))
-    heads = ["def call(*inputs):", f'    """{summary(plan)}"""']
+    heads = ["def call(inputs):" if consumes else "def call(*inputs):", f'    """{summary(plan)}"""']
     text = writer.text(heads, frozenset(emit.temporary).difference(results))
     space = emit.space
     space |= {names[name]: tensor for name, tensor in plan.loops.constants.items()}
@@ -356,9 +362,16 @@ def host(
     }  # fmt: skip
     exec(compile(text, "<stax host code>", "exec"), space)
     trusted = space.pop("call")  # popped, so that function and namespace form no cycle
+    check = checker(plan)
+    if consumes:
+
+        def consume(inputs: list[torch.Tensor]) -> Any:
+            check(inputs)
+            return trusted(inputs)
+
+        return Host(consume, trusted, text, arena)
     if shape == "tuple":
         trusted = direct(plan, source, artifact, arena, eager, emit.aliases) or trusted
-    check = checker(plan)
 
     def call(*inputs: torch.Tensor) -> Any:
         check(inputs)

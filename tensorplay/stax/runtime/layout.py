@@ -6,7 +6,7 @@ Always: strides that address no element (of dimensions of size 1, of empty tenso
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -36,11 +36,11 @@ def same_layout(size: tuple[int, ...], stride: tuple[int, ...], other: tuple[int
     return 0 in size or all(n == 1 or a == b for n, a, b in zip(size, stride, other, strict=True))
 
 
-def checker(plan: Plan) -> Callable[[tuple[torch.Tensor, ...]], None]:
+def checker(plan: Plan) -> Callable[[Sequence[torch.Tensor]], None]:
     """Refuses inputs that the code was not compiled for: native code would read wild memory."""
     rows = tuple((b.size, b.stride, b.dtype) for b in plan.loops.inputs)
 
-    def check(inputs: tuple[torch.Tensor, ...]) -> None:
+    def check(inputs: Sequence[torch.Tensor]) -> None:
         if len(inputs) != len(rows):
             raise TypeError(f"this program takes {len(rows)} inputs, not {len(inputs)}")
         for tensor, (size, stride, dtype) in zip(inputs, rows):

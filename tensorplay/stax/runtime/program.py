@@ -35,7 +35,8 @@ class Program:
     """One compiled graph. The attributes are what `tp.explain` shows.
 
     A plan that stands alone (one kernel under verification) has neither graph nor operators; its results are flat.
-    otherwise: answers for a failed check in place of the graph.
+    otherwise: answers for a failed check in place of the graph. consumes: `call` and `trusted` take one list of
+    inputs, which they empty, so that each input can be freed behind its last use; a failed check is an error then.
     """
 
     def __init__(
@@ -48,6 +49,7 @@ class Program:
         artifact: Artifact,
         seconds: dict[str, float] | None = None,
         otherwise: Callable[[CheckFailed, tuple], Any] | None = None,
+        consumes: bool = False,
     ) -> None:
         self.graph = graph
         self.ops = ops
@@ -56,14 +58,16 @@ class Program:
         self.source = source
         self.artifact = artifact
         self.seconds = {} if seconds is None else seconds
-        made = host(plan, source, artifact, otherwise or retry(graph, source), structure(graph, loops), views(graph, ops))
+        self.consumes = consumes
+        answer = otherwise or retry(graph, source)
+        made = host(plan, source, artifact, answer, structure(graph, loops), views(graph, ops), consumes)
         self.host: str = made.text
         self.arena: Arena = made.arena
         self.call: Callable[..., Any] = made.call
         self.trusted: Callable[..., Any] = made.trusted
 
     def __call__(self, *inputs: torch.Tensor) -> Any:
-        return self.call(*inputs)
+        return self.call(list(inputs)) if self.consumes else self.call(*inputs)
 
     def run(self, level: str, inputs: Sequence[torch.Tensor]) -> tuple[Any, ...]:
         """The flat outputs of one level on the given inputs. Every level writes what the program writes."""
@@ -82,7 +86,7 @@ class Program:
 
                 return tuple(interpret_plan(self.plan, inputs))
             case "kernels":
-                return tuple(pytree.tree_leaves(self.call(*inputs), is_leaf=_is_none))
+                return tuple(pytree.tree_leaves(self(*inputs), is_leaf=_is_none))
         raise ValueError(f"level {level!r} is none of {', '.join(LEVELS)}")
 
     def __repr__(self) -> str:
