@@ -126,6 +126,7 @@ def turned(w: Writer, u: Expr, loads: list[Expr]) -> None:
 def lanes_of_points(w: Writer, block: Block, low: str, high: str, even: bool) -> None:
     inner, header, footer = w.vector_loop(block, low, high, even)
     w.stores(inner, w.shape.stores)
+    w.stream(inner, w.shape.stores)
     inner.close(header, footer)
 
 

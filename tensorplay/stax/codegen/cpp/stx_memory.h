@@ -232,3 +232,4 @@ template <class R, class T> static void turn(R *to, i64 pitch, const T *from, i6
     for (i64 i = 0; i < columns; i++) put(to + i * pitch + j, get(from + j * step + i));
 }
 FI void prefetch(const void *p) { __builtin_prefetch(p); }
+FI void prefetch_out(const void *p) { __builtin_prefetch(p, 1); }

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from ...expr import Expr, coefficient
+from ...expr import Expr, add, coefficient, integer
 from ...schedule.plan import Kernel
 from ..target import Target
 from . import folds as F
@@ -20,6 +20,8 @@ from .shape import Fold, Result, Shape, Store, cycles, lane_score
 SERIAL_NS = 20_000  # below it a parallel region costs more than it gains
 PART_NS = 10_000  # the least work of a thread
 STREAM_NS = 200_000  # above it a kernel is taken to stream from memory
+AHEAD = 2048  # bytes that a stream is asked for ahead of its use: further than the hardware looks while it computes
+STREAMS = 16  # that are asked for
 
 Opened = list[tuple[Block, str, str]]  # blocks that are being written, with the lines that open and close them
 
@@ -143,6 +145,29 @@ class Writer:
             if ahead and coefficient(e.args[1], self.v) == 1 and not indirect(e.args[1]):
                 pointer = self.body.argument(e.args[0], e.dtype)
                 block.line(f"prefetch({self.body.offset(pointer, e.args[1], block)} + {ahead * steps});", what)
+
+    def stream(self, block: Block, stores: Sequence[Store]) -> None:
+        """The lines that a loop along the lanes will touch soon, on top of the block that reads and writes them."""
+        if self.ns < STREAM_NS or self.v is None or self.body.dry:
+            return
+        touched = {s.name: (s.at, s.dtype) for s in stores}
+        for e in unconditional(s.value for s in stores):
+            if e.op == "load":
+                touched.setdefault(e.args[0], (e.args[1], e.dtype))
+        lines = []
+        for name, (at, dtype) in touched.items():
+            step = AHEAD // dtype.itemsize
+            if name in self.body.arguments and coefficient(at, self.v) == 1 and not indirect(at) and self.reaches(at, step):
+                what = "prefetch_out" if name in self.body.written else "prefetch"
+                lines.append(f"{what}({self.body.offset(self.body.arguments[name], add(at, integer(step)), block)});")
+        block.lines[:0] = lines[:STREAMS]
+
+    def reaches(self, at: Expr, step: int) -> bool:
+        """Whether an access along the lanes goes on for longer than `step` elements."""
+        assert self.v is not None
+        size = self.v.args[1]
+        before = [u for u in self.shape.dims if u is not self.v]
+        return size >= 2 * step or bool(before and coefficient(at, before[-1]) == size)
 
     @staticmethod
     def finish(opened: Opened) -> None:
