@@ -437,19 +437,18 @@ def test_optimizer_step_writes_parameters():
     assert all(p.is_leaf and p.requires_grad for p in ours[0])
 
 
-def test_backward_frees_each_saved_value_behind_its_last_use():
+@pytest.mark.parametrize("retain", (False, True))
+def test_backward_frees_each_saved_value_behind_its_last_use(retain, monkeypatch):
     def f(x, w, v):
         return ((x @ w).exp() @ v).exp().sum()
 
-    args = leaf(8, 16), leaf(16, 32), leaf(32, 4)
+    args, alive = (leaf(8, 16), leaf(16, 32), leaf(32, 4)), []
     cf = same(f, *args)
-    for retain in (False, True):
-        out = cf(*args)
-        values = [weakref.ref(t) for t in out.grad_fn.saved_tensors if not any(t is a for a in args)]
-        ((part, _, _),) = compiled_of(cf).versions[-1].program.backwards.values()
-        space, alive = part.trusted.__globals__, []
-        launch = space["launch"]
-        space["launch"] = lambda *a: alive.append(sum(v() is not None for v in values)) or launch(*a)
-        out.backward(retain_graph=retain)
-        space["launch"] = launch
-        assert len(values) == 2 and alive[0] == 2 and alive[-1] == (2 if retain else 1)
+    out = cf(*args)
+    values = [weakref.ref(t) for t in out.grad_fn.saved_tensors if not any(t is a for a in args)]
+    ((part, _, _),) = compiled_of(cf).versions[-1].program.backwards.values()
+    launch = part.trusted.__globals__["launch"]
+    count = lambda *a: alive.append(sum(v() is not None for v in values)) or launch(*a)  # noqa: E731
+    monkeypatch.setitem(part.trusted.__globals__, "launch", count)
+    out.backward(retain_graph=retain)
+    assert len(values) == 2 and alive[0] == 2 and alive[-1] == (2 if retain else 1)
