@@ -16,6 +16,7 @@ from ...errors import UnsupportedError
 from ..loops.nodes import Buffer, Ref
 from ..schedule.plan import Plan
 from . import launch
+from .pages import advise
 
 KEEP = 256 * 1024 * 1024  # bytes of a block that may stay allocated between calls
 
@@ -71,7 +72,7 @@ class Arena:
         if not (self.bytes or self.views):
             return Lease(None, pointers, ())
         with torch.inference_mode(False), torch.no_grad():
-            block = torch.empty(self.bytes, dtype=torch.uint8, device="cpu")
+            block = advise(torch.empty(self.bytes, dtype=torch.uint8, device="cpu"))
             base = block.data_ptr()
             for slot, offset in self.planned:
                 pointers[slot] = base + offset

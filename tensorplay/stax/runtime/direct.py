@@ -20,6 +20,7 @@ from ..schedule.plan import Plan
 from . import launch
 from .arena import Arena
 from .layout import CheckFailed
+from .pages import LARGE, empty_large
 
 
 def direct(
@@ -45,7 +46,7 @@ def direct(
         tuple(slots[name] for name in names),
         tuple((b.size, b.stride, b.dtype) for b in (buffers[name] for name in names)),
         (artifact, plan.loops.constants),
-        launch.empty_cpu,
+        empty_large if any(buffers[name].nbytes > LARGE for name in names) else launch.empty_cpu,
         torch.get_num_threads,
         arena.take if arena.bytes else None,
         arena.give if arena.bytes else None,

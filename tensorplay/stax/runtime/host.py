@@ -30,6 +30,7 @@ from . import launch
 from .arena import Arena
 from .direct import direct
 from .layout import CheckFailed, checker, settle
+from .pages import LARGE, empty_large
 
 _KEY = torch._C.DispatchKey
 _SET = torch._C.DispatchKeySet
@@ -204,7 +205,7 @@ class Emit:
             b = self.buffers[name]
             text = f"{b.size}, {b.stride}, {self.literal(b.dtype)}"
             if b.device.type == "cpu":
-                text = f"empty_cpu({text})"
+                text = f"{'empty_large' if b.nbytes > LARGE else 'empty_cpu'}({text})"
             else:
                 text = f"empty_strided({b.size}, {b.stride}, dtype={self.literal(b.dtype)}, device={self.literal(b.device)})"
             self.writer.line(f"{self.names[name]} = {text}")
@@ -287,7 +288,7 @@ class Emit:
 SAVES_IN_GRAD_MODE = {torch.ops.aten.mkldnn_rnn_layer.default}  # elsewhere they give nothing for their backward
 RESERVED = frozenset(
     ("launch", "threads", "workers", "table", "inputs", "lease", "take", "give", "code", "eager", "settle",
-     "empty_strided", "empty_cpu", "below", "keys", "increment_version", "CheckFailed", "failed", "call", "rebuild", "float")
+     "empty_strided", "empty_cpu", "empty_large", "below", "keys", "increment_version", "CheckFailed", "failed", "call", "rebuild", "float")
 )  # fmt: skip
 
 
@@ -357,7 +358,7 @@ def host(
     space |= {
         "launch": launch.launch, "threads": launch.threads, "take": arena.take, "give": arena.give, "eager": eager,
         "settle": settle, "empty_strided": torch.empty_strided, "empty_cpu": launch.empty_cpu,
-        "below": below, "keys": BELOW, "increment_version": torch.autograd.graph.increment_version,
+        "empty_large": empty_large, "below": below, "keys": BELOW, "increment_version": torch.autograd.graph.increment_version,
         "CheckFailed": CheckFailed, "rebuild": shape,
     }  # fmt: skip
     exec(compile(text, "<stax host code>", "exec"), space)
