@@ -143,7 +143,9 @@ def idle(call: Any) -> int:
     if not hasattr(call, "_tp_compiled"):
         return 0
     program = compiled_of(call).versions[-1].program
-    return sum(p.arena.bytes for p in (program.program, *(run for run, _, _ in program.backwards.values())) if p.arena.idle)
+    arenas = [p.arena for p in (program.program, *(run for run, _, _ in program.backwards.values()))]
+    blocks = [lease.block for arena in arenas for lease in arena.idle if lease.block is not None]
+    return sum(block.untyped_storage().nbytes() for block in blocks)
 
 
 def resident(field: str) -> int:

@@ -25,6 +25,7 @@ from .joint.retrace import retrace
 from .loops.lower import lower
 from .loops.nodes import Loops
 from .loops.verify import verify
+from .runtime.arena import KEEP_TRAINING
 from .runtime.program import Program
 from .schedule.plan import Plan
 from .schedule.schedule import schedule
@@ -53,12 +54,12 @@ def train(graph: fx.GraphModule, joint: Joint, target: Target, clock: Clock, opt
 
     def built(ops: OpGraph) -> Callable[..., Any]:
         part = backward if ops is parts.backward else prepare(ops, target, Clock())
-        return finish(part, target, clock, consumes=True)
+        return finish(part, target, clock, consumes=True, keep=KEEP_TRAINING)
 
     def refuse(failed: Any, inputs: tuple) -> Any:
         raise Unserved(str(failed))
 
-    run = finish(forward, target, clock, otherwise=refuse)
+    run = finish(forward, target, clock, otherwise=refuse, keep=KEEP_TRAINING)
     return TrainingProgram(graph, joint, parts, run, built, (forward, backward), clock.seconds)
 
 
@@ -80,13 +81,10 @@ def prepare(ops: OpGraph, target: Target, clock: Clock) -> Part:
     return Part(ops, loops, plan, clock("codegen", emit(plan, target)))
 
 
-def finish(
-    part: Part, target: Target, clock: Clock, graph: fx.GraphModule | None = None,
-    otherwise: Callable[[Any, tuple], Any] | None = None, consumes: bool = False,
-) -> Program:  # fmt: skip
-    """The program of a part. graph: the captured graph that it stands for. otherwise: answers for a failed check."""
+def finish(part: Part, target: Target, clock: Clock, graph: fx.GraphModule | None = None, **how: Any) -> Program:
+    """The program of a part. graph: the captured graph that it stands for. how: see `Program`."""
     artifact = clock("build", build(part.source, target))
-    return Program(graph, part.ops, part.loops, part.plan, part.source, artifact, clock.seconds, otherwise, consumes)
+    return Program(graph, part.ops, part.loops, part.plan, part.source, artifact, clock.seconds, **how)
 
 
 def on_cpu(loops: Loops) -> None:

@@ -2,7 +2,7 @@
 
 In: a plan and the views of the block that library operators take.  Out: leases.
 Always: a lease serves one call at a time, so concurrent and re-entrant calls never share memory; at most one idle
-lease is kept, and only if its block is small; nothing that a call returns lives in a lease.
+lease is kept, with its block only if that is small; nothing that a call returns lives in a lease.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from . import launch
 from .pages import advise
 
 KEEP = 256 * 1024 * 1024  # bytes of a block that may stay allocated between calls
+KEEP_TRAINING = 1024 * 1024  # in a training step, where backward's block would lie idle while forward saves most
 
 
 class Lease:
@@ -36,7 +37,8 @@ class Lease:
 class Arena:
     """Makes and recycles the leases of one program."""
 
-    def __init__(self, plan: Plan, views: Sequence[Ref]) -> None:
+    def __init__(self, plan: Plan, views: Sequence[Ref], keep: int = KEEP) -> None:
+        self.keep = keep
         self.bytes = plan.memory.arena_bytes
         self.slots = len(plan.slots)
         self.buffers: dict[str, Buffer] = plan.loops.buffers
@@ -55,14 +57,19 @@ class Arena:
     def take(self) -> Lease:
         """A lease that nobody else holds."""
         try:
-            return self.idle.pop()
+            lease = self.idle.pop()
         except IndexError:
             return self.make()
+        if lease.block is not None and not lease.block.untyped_storage().nbytes():
+            lease.block.untyped_storage().resize_(self.bytes)
+            self.place(lease.block, lease.pointers)
+        return lease
 
     def give(self, lease: Lease) -> None:
-        """Takes a lease back; it may serve the next call."""
-        if self.bytes <= KEEP:
-            self.idle[:] = (lease,)
+        """Takes a lease back; it may serve the next call. Its tensors stay where its block is freed, without memory."""
+        if self.bytes > self.keep and lease.block is not None:
+            lease.block.untyped_storage().resize_(0)
+        self.idle[:] = (lease,)
 
     def make(self) -> Lease:
         """A new lease: ordinary tensors, whatever mode the caller is in."""
@@ -72,11 +79,15 @@ class Arena:
         if not (self.bytes or self.views):
             return Lease(None, pointers, ())
         with torch.inference_mode(False), torch.no_grad():
-            block = advise(torch.empty(self.bytes, dtype=torch.uint8, device="cpu"))
-            base = block.data_ptr()
-            for slot, offset in self.planned:
-                pointers[slot] = base + offset
+            block = torch.empty(self.bytes, dtype=torch.uint8, device="cpu")
+            self.place(block, pointers)
             return Lease(block, pointers, tuple(self.view(block, ref) for ref in self.views))
+
+    def place(self, block: torch.Tensor, pointers: ctypes.Array) -> None:
+        """Writes where the planned buffers lie."""
+        base = advise(block).data_ptr()
+        for slot, offset in self.planned:
+            pointers[slot] = base + offset
 
     def view(self, block: torch.Tensor, ref: Ref) -> torch.Tensor:
         """The tensor that a view of a planned buffer is."""

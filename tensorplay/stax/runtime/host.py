@@ -27,7 +27,7 @@ from ..loops.nodes import Extern, Ref
 from ..schedule.memory import OUT_VARIANTS
 from ..schedule.plan import Kernel, Plan
 from . import launch
-from .arena import Arena
+from .arena import KEEP, Arena
 from .direct import direct
 from .layout import CheckFailed, checker, settle
 from .pages import LARGE, empty_large
@@ -300,12 +300,13 @@ def host(
     shape: str | Callable[[list[Any]], Any] = "tuple",
     aliases: dict[int, View] | None = None,
     consumes: bool = False,
+    keep: int = KEEP,
 ) -> Host:
     """Writes and compiles the host code.
 
     eager: answers for a failed check, given the inputs. shape: 'tuple' (flat), 'single', or a function that builds
     the graph's result from the flat list. aliases: the results that eager makes by a view, by position. consumes: the
-    inputs come as one list, and die behind their last use.
+    inputs come as one list, and die behind their last use. keep: see `Arena`.
     """
     emit = Emit(plan, source, artifact, aliases or {})
     writer = emit.writer
@@ -350,7 +351,7 @@ def host(
         writer.line(f"return rebuild([{', '.join(results)}])")
     if emit.views:
         writer.lines.insert(unpack, (1, f"{group(emit.views.values())} = lease.views", frozenset()))
-    arena = Arena(plan, tuple(emit.views))
+    arena = Arena(plan, tuple(emit.views), keep)
     heads = ["def call(inputs):" if consumes else "def call(*inputs):", f'    """{summary(plan)}"""']
     text = writer.text(heads, frozenset(emit.temporary).difference(results))
     space = emit.space

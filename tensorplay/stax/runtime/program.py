@@ -24,7 +24,7 @@ from ..codegen.target import Source
 from ..joint.opgraph import OpGraph
 from ..loops.nodes import Loops
 from ..schedule.plan import Plan
-from .arena import Arena
+from .arena import KEEP, Arena
 from .host import View, host
 from .layout import CheckFailed
 
@@ -37,6 +37,7 @@ class Program:
     A plan that stands alone (one kernel under verification) has neither graph nor operators; its results are flat.
     otherwise: answers for a failed check in place of the graph. consumes: `call` and `trusted` take one list of
     inputs, which they empty, so that each input can be freed behind its last use; a failed check is an error then.
+    keep: bytes of intermediates that may stay allocated between calls.
     """
 
     def __init__(
@@ -50,6 +51,7 @@ class Program:
         seconds: dict[str, float] | None = None,
         otherwise: Callable[[CheckFailed, tuple], Any] | None = None,
         consumes: bool = False,
+        keep: int = KEEP,
     ) -> None:
         self.graph = graph
         self.ops = ops
@@ -60,7 +62,7 @@ class Program:
         self.seconds = {} if seconds is None else seconds
         self.consumes = consumes
         answer = otherwise or retry(graph, source)
-        made = host(plan, source, artifact, answer, structure(graph, loops), views(graph, ops), consumes)
+        made = host(plan, source, artifact, answer, structure(graph, loops), views(graph, ops), consumes, keep)
         self.host: str = made.text
         self.arena: Arena = made.arena
         self.call: Callable[..., Any] = made.call
