@@ -3,7 +3,7 @@ PYTHON ?= python3
 JOBS ?= auto
 VENV := .venv
 BIN := $(VENV)/bin
-INPUTS := pyproject.toml constraints.txt setup.py tensorplay/_native.c
+INPUTS := pyproject.toml constraints.txt setup.py $(wildcard tensorplay/csrc/*)
 
 .PHONY: demo test lint doctor clean
 

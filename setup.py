@@ -1,5 +1,9 @@
-"""Builds the optional extension that launches kernels; everything works without it, a call is some microseconds slower."""
+"""Builds the optional extension that serves calls and launches kernels; everything works without it, a call is some
+microseconds slower."""
+
+from glob import glob
 
 from setuptools import Extension, setup
 
-setup(ext_modules=[Extension("tensorplay._native", ["tensorplay/_native.c"], optional=True)])
+sources = Extension("tensorplay._native", ["tensorplay/csrc/native.c"], depends=glob("tensorplay/csrc/*.h"), optional=True)
+setup(ext_modules=[sources])

@@ -273,7 +273,7 @@ class Compiled(Dispatch):
         version.seconds = seconds | dict(getattr(version.program, "seconds", {}))
         self.compilations += 1
         if not self.settings.verify:
-            version.prepare(args, answers)
+            version.prepare(answers)
         self._keep((*self.versions, version))
         emit("compile", self.name, version=version)
         return version, inputs

@@ -8,6 +8,7 @@ cache folder; where it is in neither, a later process finds it there (`build_lat
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import hashlib
 import importlib.machinery
 import importlib.util
@@ -25,9 +26,14 @@ import torch
 
 from . import config
 
-VERSION = 2  # of the interface between the two; another number is another build
-SOURCE = Path(__file__).with_name("_native.c")
+VERSION = 3  # of the interface between the two; another number is another build
+SOURCE = Path(__file__).with_name("csrc") / "native.c"
 FLAGS = ("is_neg", "is_conj", "is_inference", "has_names")  # what tells tensors of equal metadata apart
+# Functions of torch's stable ABI that read a tensor, in the order of csrc/tensor.h; the last, of C++, may be missing.
+STABLE = tuple(
+    f"aoti_torch_get_{name}" for name in ("dim", "sizes", "strides", "dtype", "device_type", "device_index", "data_ptr")
+)
+REQUIRES_GRAD = "_ZNK3c1010TensorImpl13requires_gradEv"
 
 
 def built() -> Path:
@@ -37,7 +43,8 @@ def built() -> Path:
         import platformdirs
 
         folder = platformdirs.user_cache_dir("tensorplay")
-    tag = hashlib.sha256(SOURCE.read_bytes()).hexdigest()[:16]
+    text = b"".join(path.read_bytes() for path in sorted(SOURCE.parent.glob("*.[ch]")))
+    tag = hashlib.sha256(text).hexdigest()[:16]
     return Path(folder).expanduser().absolute() / f"native-{tag}{importlib.machinery.EXTENSION_SUFFIXES[0]}"
 
 
@@ -72,7 +79,49 @@ def _load() -> Any:
             module.setup(torch.Tensor, torch.nn.Parameter, exchange, flags)
         except (RuntimeError, AttributeError):  # a torch whose tensors cannot be read this way
             return None
+        _read_directly(module)
     return module
+
+
+def _read_directly(module: Any) -> bool:
+    """Turns on the direct reader where what it reads of every sample is what Python says."""
+    try:
+        library = ctypes.CDLL(torch._C.__file__)
+        functions = [ctypes.cast(getattr(library, name), ctypes.c_void_p).value for name in STABLE]
+        functions.append(ctypes.cast(getattr(library, REQUIRES_GRAD, None), ctypes.c_void_p).value or 0)
+        tensors = samples()
+        rows = tuple([(t, t._cdata, torch._C._dispatch_keys(t).raw_repr()) for t in tensors])
+        if module.direct(rows, tuple(functions)) and agrees(module.facts, tensors):
+            return True
+        module.direct((), ())
+    except (OSError, AttributeError, TypeError, RuntimeError):  # a torch without these names
+        module.direct((), ())
+    return False
+
+
+def samples() -> list[torch.Tensor]:
+    """Plain tensors of every kind: layouts, dtypes, offsets, conjugate and negative views, autograd, inference."""
+    with torch.inference_mode(False), torch.enable_grad():
+        real = [torch.zeros(2, 3, dtype=t, device="cpu") for t in (torch.float32, torch.float32, torch.float64, torch.int64, torch.bool)]
+        c = torch.zeros(3, 2, dtype=torch.complex64, device="cpu")
+        leaf = real[0].clone().requires_grad_()
+        found = [
+            *real, real[0].t(), real[0][1:], real[0][0, 0], real[0][:, :0], real[0].expand(2, 1, 1, 1, 2, 2, 3), c, c.conj(), c.conj().imag,
+            leaf, leaf * 2, leaf.detach(), leaf[0], torch.nn.Parameter(real[0]), torch.nn.Parameter(real[0], requires_grad=False),
+        ]  # fmt: skip
+    with torch.inference_mode():
+        return [*found, torch.zeros(4, device="cpu", dtype=torch.float32)]
+
+
+def agrees(facts: Any, tensors: list[torch.Tensor]) -> bool:
+    """Whether `facts` says of each tensor what Python says; its numbers for dtypes differ as the dtypes do."""
+    numbers: dict[torch.dtype, int] = {}
+    for t in tensors:
+        found = facts(t)
+        expected = (tuple(t.shape), t.stride(), t.data_ptr(), t.requires_grad, torch._C._dispatch_keys(t).raw_repr())
+        if found is None or (*found[:2], *found[5:]) != expected or numbers.setdefault(t.dtype, found[2]) != found[2]:
+            return False
+    return len({*numbers.values()}) == len(numbers)
 
 
 def build() -> Path:

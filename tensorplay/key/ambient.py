@@ -65,8 +65,9 @@ def ambient() -> tuple:
     """The current values, in the order of AMBIENT."""
     return tuple([read() for read in _READERS])
 
-# What the extension asks instead: callables, (dictionary, key) pairs, dictionaries (whether they hold anything), each
-# with the only answer for which the probes decide the whole ambient state, or ANY.
+# What the extension asks instead: callables, (asked, told) pairs (what `told` says where `asked` is True), (dictionary,
+# key) pairs, dictionaries (whether they hold anything), each with the only answer for which the probes decide the
+# whole ambient state, or ANY.
 ANY = object()
 PROBES: tuple[tuple[Any, Any], ...] = (
     (torch.is_grad_enabled, ANY),
@@ -79,7 +80,7 @@ PROBES: tuple[tuple[Any, Any], ...] = (
     (_C._get_math_sdp_enabled, ANY),
     (_C._get_cudnn_sdp_enabled, ANY),
     (torch.is_anomaly_enabled, ANY),
-    (_C._is_any_autocast_enabled, False),
+    ((_C._is_any_autocast_enabled, _autocast), ANY),
     (_C._len_torch_function_stack, 0),
     (_C._len_torch_dispatch_stack, 0),
     (_C._functorch.maybe_current_level, None),

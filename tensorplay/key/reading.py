@@ -2,7 +2,7 @@
 
 In: the parts of a version's key.  Out: a function `match(args, kwargs)` that returns the tensors for the
 placeholders where the call belongs to the version, else None, and its text; the same as a table of steps, which the
-extension runs for calls without keywords (`steps`, None where a part has no step).
+extension runs.
 Always: it says what `Version.failing` says, part by part; a value that can no longer be read is a difference.
 Shared prefixes of sources (`model.layers[0]`) are read once; the type and hooks of every module on the way are
 compared, which also keeps the way of reading valid.
@@ -10,7 +10,6 @@ compared, which also keeps the way of reading valid.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -47,10 +46,6 @@ def module_entry(m: nn.Module) -> Entry:
     return ("module", type(m), *map(entry, hooks), *(() if own is None else (entry(own),)))
 
 
-def _without_keywords(source: Source, args: tuple) -> Any:
-    return source.get(args, {})
-
-
 @dataclass
 class Text:
     """Straight-line code under construction, with the objects that it names."""
@@ -62,7 +57,7 @@ class Text:
     names: dict[Source, str] = field(default_factory=dict)
     values: dict[Source, Any] = field(default_factory=dict)
     owners: list[tuple[Source, nn.Module]] = field(default_factory=list)
-    steps: list[tuple[str, int, int, Any]] | None = field(default_factory=list)  # (step, result, operand, object)
+    steps: list[tuple[str, int, int, Any]] = field(default_factory=list)  # (step, result, operand, object)
     listed: dict[str, str] = field(default_factory=dict)  # variables for the names in a module, and the module's
     slots: dict[str, int] = field(default_factory=dict)  # of the names in the text, and of what only the steps read
 
@@ -81,8 +76,7 @@ class Text:
 
     def step(self, kind: str, result: str, operand: str, value: Any = None) -> None:
         """Adds a step; '' stands for no result or operand."""
-        if self.steps is not None:
-            self.steps.append((kind, self.slot(result) if result else -1, self.slot(operand) if operand else -1, value))
+        self.steps.append((kind, self.slot(result) if result else -1, self.slot(operand) if operand else -1, value))
 
     def identical(self, a: str, b: str) -> None:
         """Compares two variables by identity."""
@@ -176,8 +170,8 @@ class Text:
                 self.step("argument", name, "", position)
             case Root():
                 self.step("constant", name, "", value)
-            case Keyword():
-                self.steps = None
+            case Keyword(keyword):
+                self.step("argument", name, "", len(self.args) + [*self.kwargs].index(keyword))
             case Cell(Root(function), variable):
                 self.step("cell", name, "", function.__closure__[function.__code__.co_freevars.index(variable)])
             case Attribute(_, attribute):
@@ -206,7 +200,7 @@ class Text:
             case Names():
                 self.listed[name] = own  # compared without making a tuple
             case _:
-                self.step("get", name, "", functools.partial(_without_keywords, source))
+                self.step("get", name, "", source.get)
 
     def _table(self, own: str, table: str) -> str:
         """The variable for a module's dictionary of parameters, buffers or modules."""
@@ -266,6 +260,11 @@ class Text:
             f" or {name}.dtype is not {self.constant(e[3])}{device} or {name}.requires_grad is not {e[5]}"
             f" or {name}.stride() != {self.constant(e[6])} or keys({name}) != {self.constant(e[7])}"
         )
+
+    def table(self) -> tuple[tuple[str, int, int, Any], ...]:
+        """The steps; where all names in a module are compared, an attribute cannot hide a parameter unseen."""
+        named = {result for kind, result, _, _ in self.steps if kind == "names"}
+        return tuple([step for step in self.steps if step[0] != "absent" or step[1] not in named])
 
     def build(self, result: str) -> tuple[Callable[[tuple, dict], Any], str]:
         """The finished function and its text; the function keeps no sample value alive."""

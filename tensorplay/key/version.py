@@ -88,6 +88,7 @@ class Version:
         self.replayed = replayed
         self.match: Callable[[tuple, dict], Any]
         self.captured: Captured | None = None
+        self.rows: tuple | None = None  # how the extension compares the arguments
         if captured is None:
             self.match, self.text = _always, ""
         else:
@@ -135,7 +136,8 @@ class Version:
         owners = {source: module_entry(m) for source, m in text.owners}
         self.parts = tuple(Part(s, e) for s, e in (*owners.items(), *states.items(), *lifted.items()))
         self.match, self.text = text.build(f"({listed})")
-        self.steps = None if text.steps is None else tuple(text.steps)
+        self.steps = text.table()
+        self.rows, self.keywords = _rows((*args, *kwargs.values())), tuple(kwargs)
         self.slots, self.reads = len(text.slots), tuple(text.slot(name) for name in names)
         flat = (*self.sigma[0], *(e[2] for e in self.sigma[1]))
         named = sum(isinstance(s, _NAMED) for s in captured.inputs)
@@ -147,17 +149,17 @@ class Version:
         """Calls that this version served."""
         return self.served + (0 if self.check is None else self.check.hits)
 
-    def prepare(self, args: tuple, answers: tuple | None) -> None:
+    def prepare(self, answers: tuple | None) -> None:
         """Makes the check for the extension, given what its probes answered when the key was read."""
-        plain_call = not self.sigma[1] and not self.aliases and self.fallback is None
-        if native is None or self.captured is None or self.steps is None or not plain_call:
+        if native is None or self.rows is None or self.aliases or self.fallback is not None:
             return
-        rows = [_argument(x, e) for x, e in zip(args, self.sigma[0], strict=True)]
-        if answers is None or not decided(answers) or None in rows:
+        if answers is None or not decided(answers):
             return
-        run = getattr(self.program, "trusted", self.program)
-        result = self.captured.rebuild.plain()
-        self.check = native.Check(answers, tuple(rows), self.steps, self.slots, self.reads, bool(self.gates), run, result)
+        assert self.captured is not None
+        run, result = getattr(self.program, "trusted", self.program), self.captured.rebuild.plain()
+        self.check = native.Check(
+            answers, self.rows, self.keywords, self.steps, self.slots, self.reads, bool(self.gates), run, result
+        )
 
     def _held(self) -> list[Identity]:
         return identities((self.sigma, tuple(part.expected for part in self.parts)))
@@ -277,14 +279,34 @@ def fingerprint(t: torch.Tensor) -> bytes | None:
     return None if native is None else native.fingerprint(t)
 
 
-def _argument(x: Any, e: Entry) -> Any:
-    """How the extension compares an argument: a fingerprint, a value, a weak reference; None where it cannot."""
-    if e[0] == "tensor":
+VALUE, HELD, ITEMS, DICT = range(4)  # what opens a row of the extension's; a tensor's is its fingerprint
+DEEPEST = 12  # containers inside each other
+
+
+def _rows(arguments: tuple) -> tuple | None:
+    """How the extension compares arguments; None where it cannot."""
+    seen: set[int] = set()  # containers; one that is met twice is a class of its own
+    rows = tuple([_row(x, seen, 0) for x in arguments])
+    return None if None in rows else rows
+
+
+def _row(x: Any, seen: set[int], depth: int) -> Any:
+    if type(x) in (torch.Tensor, torch.nn.Parameter):
         return fingerprint(x)
     if plain(x):
-        return False, x
+        return VALUE, x
+    kind = type(x)
+    if kind in (tuple, list, dict) or (isinstance(x, tuple) and not hasattr(x, "__dict__")):
+        if id(x) in seen or depth > DEEPEST or (kind is dict and not all(map(plain, x))):
+            return None
+        seen.add(id(x))
+        rows = tuple([_row(v, seen, depth + 1) for v in (x.values() if kind is dict else x)])
+        if None in rows:
+            return None
+        return (DICT, tuple(x), rows) if kind is dict else (ITEMS, kind, rows)
+    e = entry(x)
     if e[0] == "object" and len(e) == 3 and type(e[2].held) is weakref.ref and opaque(x):
-        return True, e[2].held
+        return HELD, e[2].held
     return None
 
 

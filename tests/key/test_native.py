@@ -105,9 +105,9 @@ def test_probes_decide_the_ambient_state():
         with state:
             seen.append((native.probed(), ambient(), foreign_mode()))
     decided_ones = [row for row in seen if decided(row[0])]
-    # nothing, no_grad, inference, anomaly, attention, default dtype, deterministic, and hooks on saved tensors, which
+    # nothing, no_grad, inference, autocast, anomaly, attention, default dtype, deterministic, and hooks on saved tensors, which
     # see what a call saves and change nothing else
-    assert len(decided_ones) == 9
+    assert len(decided_ones) == 10
     assert not any(mode for _, _, mode in decided_ones)
     for (p, a, _), (q, b, _) in itertools.product(decided_ones, seen):
         if p == q:
@@ -357,7 +357,7 @@ def test_wrong_steps_are_refused():
     answers = native.probed()
     for bad in ((("unknown", 0, -1, None),), (("constant", 7, -1, None),), ((1, 2),)):
         with pytest.raises((ValueError, TypeError)):
-            native.Check(answers, (), bad, 1, (), False, print, 0)
+            native.Check(answers, (), (), bad, 1, (), False, print, 0)
     with pytest.raises(TypeError):
         comp(lambda x: x).checks = (1,)
     with pytest.raises((ValueError, TypeError)):
