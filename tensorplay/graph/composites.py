@@ -20,7 +20,7 @@ from torch import fx
 from ..capture.ambient import SETTERS
 from ..stax.loops.nodes import Spec
 from .choices import OPTIONAL, Choices
-from .edit import Builder, Value, replace
+from .edit import Builder, Value, precise, replace
 from .layout import Unknown
 from .memory import Memory, facts
 from .rules import name_of
@@ -68,9 +68,9 @@ def is_number(value: Any) -> bool:
 # ---- the rows of table 4.2 ------------------------------------------------------------------------------------------
 
 
-@composite(exact=False)  # near zero exp(x) - 1 has fewer digits than expm1
+@composite(exact=False)  # near zero exp(x) - 1 has fewer digits than expm1; stax computes it as that
 def selu(input: Any, inplace: bool = False) -> Any:
-    negative = 1.6732632423543772 * (input.exp() - 1)
+    negative = 1.6732632423543772 * precise(input.exp() - 1)
     return 1.0507009873554805 * torch.where(input > 0, input, negative)
 
 

@@ -35,7 +35,7 @@ def cse(graph: fx.Graph, choices: Choices) -> list[str]:
 def key(node: fx.Node, memory: Memory) -> tuple:
     at = memory.position[node]
     epochs = tuple([memory.epoch(a, at) for a in node.all_input_nodes])
-    return node.target, literal(node.args), literal(node.kwargs), epochs, memory.mode[node]
+    return node.target, literal(node.args), literal(node.kwargs), epochs, node.meta.get("precise"), memory.mode[node]
 
 
 def literal(value: Any) -> Any:

@@ -67,6 +67,14 @@ class Value:
         return builder.emit("call_function", func, args, kwargs or {})
 
 
+def precise(value: Any) -> Any:
+    """Marks what a chain computes as a difference that cancels: below the graph it may be computed with all its digits
+    (`exp(x) - 1` as `expm1(x)`). What the user wrote is never marked: it has eager's digits."""
+    if isinstance(value, Value):
+        value._node.meta["precise"] = True
+    return value
+
+
 def _node(a: Any) -> Any:
     return a._node if isinstance(a, Value) else a
 

@@ -67,6 +67,22 @@ def test_example_4_2_result():
     assert len(last.users) == 2 and len(K(cf)) == 1
 
 
+def test_example_4_2_keeps_the_digits_that_its_chain_loses():
+    """exp(x) - 1 of the chain is computed as expm1(x); the same, written by the user, has eager's digits."""
+    x = torch.tensor([-1e-8, -1e-12, -1e-30, -1e-40, -0.0, 0.0, 1e-8, -1.0, -88.0, -100.0, 100.0, 3e38, torch.inf, -torch.inf, torch.nan])
+    cf = tp.compile(lambda x: F.selu(x * 3), strict_native=True)
+    got, want = cf(x), F.selu(x * 3)
+    assert targets(FRONT(cf)) == ["x", "mul", "exp", "sub", "mul", "gt", "where", "mul", "output"]
+    assert "expm1" in targets(OPG(cf)) and "exp" not in targets(OPG(cf))
+    finite = want.isfinite()
+    assert ((got - want).abs() <= 4e-7 * want.abs() + 1e-45)[finite].all() and eq(got[~finite], want[~finite])
+    assert eq(got.signbit(), want.signbit())
+    own = tp.compile(lambda x: torch.where(x > 0, x, x.exp() - 1), strict_native=True)
+    assert own(torch.tensor([-1e-9])).item() == 0
+    both = tp.compile(lambda x: (F.selu(x) * 2, x.exp() - 1), strict_native=True)
+    assert both(torch.tensor([-1e-9]))[1].item() == 0
+
+
 def test_proposition_4_1_a_pass_that_never_ends_is_refused():
     def turn(graph, choices):
         node = next(n for n in graph.nodes if n.op == "call_function")

@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import operator
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, fx
+from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.utils import _pytree as pytree
 
 from ...errors import TensorPlayError, UnsupportedError
@@ -28,7 +30,19 @@ SMALL = 1 << 16  # bytes; storages up to this size are cloned together, to keep 
 
 def retrace(graph: fx.GraphModule, samples: Sequence[Tensor]) -> OpGraph:
     """The operators that the graph calls."""
-    return attempts(Run, graph, samples)
+    return attempts(Run, _with_all_digits(graph), samples)
+
+
+def _with_all_digits(module: fx.GraphModule) -> fx.GraphModule:
+    """`exp(x) - 1` that a pass wrote, and marked as precise, is computed as `expm1(x)`; what the user wrote stays."""
+    if not any(node.meta.get("precise") for node in module.graph.nodes):
+        return module
+    graph = _copied(module.graph)
+    for node in graph.nodes:
+        exp = node.args[0] if node.meta.get("precise") and node.target is operator.sub and node.args[1] == 1 else None
+        if isinstance(exp, fx.Node) and exp.target in ("exp", torch.exp) and len(exp.args) == 1 and not exp.kwargs:
+            node.target, node.args = torch.expm1, exp.args
+    return _LazyGraphModule(module, graph)
 
 
 def attempts(run: type[Run], graph: fx.GraphModule, samples: Sequence[Tensor]) -> Any:
@@ -111,10 +125,11 @@ class Run:
         return OpGraph(runnable(recorder.constants, recorder.graph), recorded=recorded)
 
     def bind_inputs(self) -> None:
-        for i, t in enumerate(self.inputs):
+        for i, (t, sample) in enumerate(zip(self.inputs, self.samples, strict=True)):
             node = self.recorder.graph.placeholder(f"primals_{i + 1}")
             node.meta.update(spec=Spec.of(t), line="", ordered=False)
             self.recorder.bind(t, node)
+            self.recorder.originals[id(sample)] = node
 
     def execute(self) -> list[Any]:
         """Runs the captured graph node by node under the recorder; the flat outputs."""
