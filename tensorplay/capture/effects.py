@@ -152,7 +152,7 @@ def _stateful(value: Any) -> tuple[Callable[[Any], Any], Callable[[Any, Any], No
     """How to read and put back the hidden state of a generator of random numbers."""
     if isinstance(value, random.Random) and not isinstance(value, random.SystemRandom):
         return (lambda r: {"state": pickle.dumps(r.getstate())}), (lambda r, c: r.setstate(pickle.loads(c["state"])))
-    bits = getattr(value, "bit_generator", value)
+    bits = value.bit_generator if type(value).__module__.startswith("numpy.random") and hasattr(value, "bit_generator") else value
     if type(bits).__module__.startswith("numpy.random") and hasattr(bits, "state"):
         return (
             lambda g: {"state": pickle.dumps(getattr(g, "bit_generator", g).state)},

@@ -102,7 +102,8 @@ def is_library_class(cls: type) -> bool:
 
 
 def is_library_module(module: types.ModuleType) -> bool:
-    filename = getattr(module, "__file__", None) or "<frozen"
+    """Whether a module belongs to an installed package; one without a file was made by the program, or is a namespace."""
+    filename = getattr(module, "__file__", None) or ""
     return is_installed_file(filename) or module.__name__.partition(".")[0] in _LIBRARIES
 
 

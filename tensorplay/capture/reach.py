@@ -117,6 +117,7 @@ class Reach:
         self._codes: set[tuple[types.CodeType, int]] = set()
         self._owned: set[types.CodeType] = set()  # code whose closure is known: of functions met, and nested in code met
         self._queue: collections.deque[Found] = collections.deque()
+        self._modules: dict[int, tuple[types.ModuleType, Source]] = {}  # of the program; code met later names more of them
         self._roots: dict[int, Root] = {}
         self.root = Root(fn, getattr(fn, "__name__", type(fn).__name__))
         for k, value in enumerate(args):
@@ -240,7 +241,9 @@ class Reach:
             self._push(value.get(None), Variable(source), inside, False)
         elif isinstance(value, type):
             self._class(value, source, constructed=True)
-        elif isinstance(value, (types.ModuleType, *BUFFERS)):
+        elif isinstance(value, types.ModuleType):
+            self._namespace(value, source, frozenset())
+        elif isinstance(value, BUFFERS):
             return
         elif is_followed(value):
             self._attributes(value, source, keyed)
@@ -344,6 +347,8 @@ class Reach:
                 self._member(*member[:3], name, member[3])
         if is_library_file(code.co_filename):
             return
+        for module, source in list(self._modules.values()):
+            self._namespace(module, source, names)
         installed = is_installed_file(code.co_filename)
         owner = self._root(namespace, f"globals of {namespace.get('__name__', '?')}")
         self._imports(code, namespace, names)
@@ -382,6 +387,9 @@ class Reach:
         """The members of an imported module that some code may name; libraries are left out."""
         if is_library_module(module):
             return
+        if id(module) not in self._modules:
+            self._modules[id(module)] = (module, source)
+            names |= self.names
         held = module.__dict__
         used = self.globals.setdefault(id(held), (held, set()))[1]
         for name in names - used:

@@ -196,6 +196,8 @@ def spell(func: Any, args: tuple, kwargs: dict) -> tuple[str, Any, tuple, dict]:
             return "call_function", op, args, kwargs
         op = REFLECTED.get(name)
         if op is not None and len(args) == 2 and not kwargs and not isinstance(args[1], (Tensor, torch.fx.Node)):
+            if op is operator.pow and str(args[1]).startswith("-"):
+                op = torch.pow  # generated source reads -1 ** x as -(1 ** x)
             return "call_function", op, args[::-1], kwargs
         return "call_method", name, args, kwargs
     return "call_function", func if _importable(func) else Call(func, str(name)), args, kwargs

@@ -846,3 +846,11 @@ def test_names_that_nothing_read_are_no_state():
     texts = [str(source) for source, _ in captured.state]
     assert any(text.endswith(".used") for text in texts)
     assert not any("never" in text for text in texts)
+
+
+def test_negative_base_of_a_power():
+    """Source that says -1 ** x means -(1 ** x)."""
+    f = lambda x: ((-1) ** x, (-2.0) ** x, (-0.0) ** x, -(1**x))
+    x = torch.arange(4)
+    for backend in ("eager", "stax"):
+        assert tp.testing.eq(tp.compile(f, backend=backend)(x), f(x))

@@ -990,6 +990,77 @@ def default_dtype_read():
     ]
 
 
+def _module(**names):
+    module = types.ModuleType("made by the program")
+    module.__dict__.update(names)
+    return module
+
+
+settings = _module()
+
+
+@case
+def one_module_named_in_two_functions():
+    settings.a, settings.b = 1.0, 2.0
+
+    def inner(x):
+        return x * settings.b
+
+    return (lambda x: inner(x) + settings.a), [
+        (t,),
+        lambda: setattr(settings, "b", 5.0),
+        (t,),
+        lambda: setattr(settings, "a", 7.0),
+        (t,),
+    ]
+
+
+@case
+def module_in_a_cell():
+    m = _module(k=2.0, g=lambda x: x + 1)
+    return (lambda x: m.g(x) * m.k), [
+        (t,),
+        lambda: setattr(m, "k", 3.0),
+        (t,),
+        lambda: setattr(m, "g", lambda x: x - 1),
+        (t,),
+        lambda: delattr(m, "k"),
+        (t,),
+    ]
+
+
+@case
+def module_in_an_object():
+    box = types.SimpleNamespace(m=[_module(k=2.0, inner=_module(k=3.0))])
+
+    def inner(x):
+        return x + box.m[0].inner.k
+
+    return (lambda x: inner(x) * box.m[0].k), [
+        (t,),
+        lambda: setattr(box.m[0].inner, "k", 5.0),
+        (t,),
+        lambda: setattr(box.m[0], "k", 7.0),
+        (t,),
+    ]
+
+
+@case
+def attributes_made_on_demand():
+    class Box:
+        def __getattr__(self, name):
+            return {"k": k}[name]  # KeyError for any other name
+
+    k = 2.0
+    box = Box()
+
+    def change():
+        nonlocal k
+        k = 3.0
+
+    return (lambda x: x * box.k), [(t,), change, (t,)]
+
+
 @pytest.mark.parametrize("name", CASES[__name__])
 def test_state(name):
     check(CASES[__name__][name])
