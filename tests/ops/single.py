@@ -66,8 +66,8 @@ def native(loops: Loops) -> bool:
     return not any(isinstance(n, Extern) for n in loops.nodes)
 
 
-def same(a: torch.Tensor, b: torch.Tensor, ulps: float = 0) -> str:
-    """'' where equal (NaN equals NaN, zeros of both signs are equal) or within a few units in the last place."""
+def same(a: torch.Tensor, b: torch.Tensor, ulps: float = 0, either_zero: bool = False) -> str:
+    """'' where equal (NaN equals NaN, 0 differs from -0 unless either may come) or within a few units in the last place."""
     if a.dtype != b.dtype or a.shape != b.shape:
         return f"{a.dtype} {tuple(a.shape)} against {b.dtype} {tuple(b.shape)}"
     if not a.dtype.is_floating_point:
@@ -80,6 +80,8 @@ def same(a: torch.Tensor, b: torch.Tensor, ulps: float = 0) -> str:
         ok |= (x - y).abs() <= room
         ok |= (x.abs() <= 2 * info.tiny) & (y.abs() <= 2 * info.tiny)
         ok |= (x.abs() >= info.max) & (y.abs() >= info.max * (1 - 2 * ulps * info.eps)) & (x.sign() == y.sign())
+    if not either_zero:
+        ok &= (x != 0) | (y != 0) | (x.signbit() == y.signbit())
     if ok.all():
         return ""
     at = (~ok).flatten().nonzero()[0, 0]
