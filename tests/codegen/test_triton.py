@@ -45,9 +45,9 @@ def test_example_is_the_golden_kernel():
 
 
 def rows(n, kind="sum", dtype=F32):
-    x, i, r = buffer("x", dtype, (4, n)), var("i0", 4), var("r0", n)
+    x, i, r = buffer("x", dtype, (64, n)), var("i0", 64), var("r0", n)
     width = 2 if kind in ("welford", "max_index") else 1
-    outs = tuple(buffer(f"o{k}", I64 if "arg" in kind or (k and "index" in kind) else dtype, (4,)) for k in range(width))
+    outs = tuple(buffer(f"o{k}", I64 if "arg" in kind or (k and "index" in kind) else dtype, (64,)) for k in range(width))
     node = Compute(outs, (i,) * width, Reduction(kind, (i,), (r,), load("x", x.at((i, r)), dtype)))
     return Loops((x,), (node,), tuple(map(whole, outs)))
 
@@ -64,6 +64,32 @@ def test_rows_are_held_or_walked_and_masked_only_at_their_end(n, kind, masked):
 @pytest.mark.parametrize("n", [0, 100, 100_000])
 def test_every_reduction_has_text(kind, n):
     assert "tl.store" in text(rows(n, kind))
+
+
+def running(kind, axis, *size):
+    x, point = buffer("x", F32, size), tuple(var(f"i{k}", n) for k, n in enumerate(size))
+    outs = tuple(buffer(f"o{k}", I64 if k else F32, size) for k in range(2 if "index" in kind else 1))
+    node = Compute(outs, tuple(o.at(point) for o in outs), Scan(kind, point, axis, load("x", x.at(point), F32)))
+    return Loops((x,), (node,), tuple(map(whole, outs)))
+
+
+@pytest.mark.parametrize("kind", ["sum", "prod", "max_index", "min_index"])
+def test_scans_carry_from_block_to_block(kind):
+    out = text(running(kind, 1, 3, 10_000))
+    assert "# looped scan: x 3, r0 10000" in out and "carry" in out and "tl.associative_scan" in out
+    out = text(running(kind, 1, 3, 100))
+    assert "# persistent scan" in out and "carry" not in out
+    assert "XBLOCK=64" in text(running(kind, 0, 100, 512))
+
+
+def test_a_row_that_is_walked_again_is_held_where_it_fits():
+    x, i, r = buffer("x", F32, (64, 16384)), var("i0", 64), var("r0", 16384)
+    o, y = buffer("o", F32, (64,)), buffer("y", F32, (64, 16384))
+    total = Compute((o,), (i,), Reduction("sum", (i,), (r,), load("x", x.at((i, r)), F32)))
+    share = make("div", (load("x", x.at((i, r)), F32), load("o", i, F32)), F32)
+    both = Loops((x,), (total, Compute((y,), (y.at((i, r)),), Pointwise((i, r), share))), (whole(y),))
+    assert "# persistent reduction: x 64, r0 16384" in text(both)
+    assert "# looped reduction" in text(rows(16384))
 
 
 def test_columns_are_read_along_memory():
@@ -105,8 +131,8 @@ def test_large_offsets_are_wide_and_small_ones_are_not():
 
 def test_what_has_no_text_is_refused():
     x, i = buffer("x", F32, (8,)), var("i0", 8)
-    node = Compute((buffer("o", F32, (8,)),), (i,), Scan("sum", (i,), 0, load("x", i, F32)))
-    with pytest.raises(UnsupportedError, match="scans"):
+    node = Compute((buffer("o", F32, (8,)),), (i,), Scan("logaddexp", (i,), 0, load("x", i, F32)))
+    with pytest.raises(UnsupportedError, match="scan logaddexp"):
         text(Loops((x,), (node,), (whole(node.outputs[0]),)))
     r = var("r0", 8)
     flags = Compute((buffer("o", I64, ()),), (ex.integer(0),), Reduction("argmax", (), (r,), load("b", r, B1)))
@@ -126,7 +152,7 @@ def test_random_programs_have_text():
         try:
             text(Programs(seed).loops())
         except UnsupportedError as error:
-            assert "scans" in str(error)
+            assert "scan" in str(error)
 
 
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")

@@ -20,11 +20,12 @@ from .legality import carried
 from .memory import plan_memory
 from .order import in_order
 from .plan import Kernel, Plan, Refusal, Step
+from .stages import in_stages
 
 
 def schedule(loops: Loops, target: Target) -> Plan:
     """Which loops form a kernel, in which order, in which memory."""
-    deps = dependences(loops)
+    deps = dependences(in_stages(loops) if target.device == "cuda" else loops)
     fusion = Fusion(deps, target)
     refusals = fusion.run()
     steps: list[Step] = []

@@ -1,4 +1,4 @@
-"""One kernel of a plan as a Triton function: pointwise loops and row reductions.
+"""One kernel of a plan as a Triton function: pointwise loops, row reductions, scans.
 
 In: a `Kernel` and the graph's buffers.  Out: `Text`: the function, its arguments, how it is launched.
 Always: the dims are one index over blocks of XBLOCK, the rdims one index over blocks of R0_BLOCK. A row that fits
@@ -20,11 +20,15 @@ from ...expr import Expr, loads, parts
 from ...loops.nodes import Buffer, Compute, Pointwise, Reduction, Scan
 from ...loops.text import show_node
 from ...schedule.plan import Kernel
+from .scan import Run, along_axis
 from .spell import FOLDS, INDEXED, cast, extreme, full, literal
 from .values import Value, Values
 
-PERSISTENT = 4096  # elements of the longest row that is held in registers
+PERSISTENT = 4096  # elements of the longest row that is always held in registers
+AGAIN = 32768  # the same, over all operands, of a row that would be walked more than once
 WALK = 2048  # elements of a row that a looped kernel takes at a time
+REWALK = 8192  # the same where the row is walked again: few rows in flight, so that they stay in the cache between
+THREAD = 16  # elements of a row for each thread where the row is long
 COLUMN = 64  # rows and outputs that a program takes where neighbours in memory are neighbouring outputs
 BLOCK = 1024  # elements that a program takes otherwise
 WIDEST = 2**31 - 1  # the largest 32-bit index
@@ -64,10 +68,38 @@ def blocks(kernel: Kernel, values: Values, roots: list[Expr]) -> Blocks:
         x = min(BLOCK, power(values.xnumel))
         return Blocks(x, 1, True, min(max(x // 128, 1), 8))
     columns, r = by_columns(kernel, roots), power(values.rnumel)
-    persistent = r <= (COLUMN if columns else PERSISTENT)
-    r = r if persistent else COLUMN if columns else WALK
+    again = walks(kernel, values) > 1
+    if columns:
+        persistent = r <= COLUMN
+    else:
+        wide = {n.args[0] for n in loads(*roots) if n.free & frozenset(kernel.rdims) and n.args[0] not in values.makers}
+        persistent = r <= PERSISTENT or (again and r * max(len(wide), 1) <= AGAIN)
+    r = r if persistent else COLUMN if columns else REWALK if again else WALK
     x = min(COLUMN if columns else max(1, BLOCK // r), power(values.xnumel))
-    return Blocks(x, r, persistent, min(max(x * r // 256, 1), 16))
+    warps = min(x * r // 256, 16) if x * r <= 4096 or columns else min(x * r // (32 * THREAD), 32)
+    return Blocks(x, r, persistent, max(warps, 1))
+
+
+def levels(kernel: Kernel, values: Values) -> dict[str, int]:
+    """The first walk in which each node can run: how many reductions, one behind the other, it waits for."""
+    level: dict[str, int] = {}
+    for n in kernel.nodes:
+        own = [values.makers[r][0] for r in n.reads if r in values.makers]
+        level[n.name] = max((level[m.name] + isinstance(m.loop, Reduction) for m in own), default=0)
+    return level
+
+
+def full_width(kernel: Kernel, values: Values) -> list[Compute]:
+    """The nodes that store a value at every point of the row."""
+    stored = [n for n in kernel.nodes if isinstance(n.loop, Pointwise) and n.name not in kernel.local]
+    return [n for n in stored if n.vars != kernel.dims and values.rnumel]
+
+
+def walks(kernel: Kernel, values: Values) -> int:
+    """How often a row is walked that is not held in registers."""
+    level = levels(kernel, values)
+    ends = [n for n in kernel.nodes if isinstance(n.loop, Reduction)] + full_width(kernel, values)
+    return 1 + max((level[n.name] for n in ends), default=-1)
 
 
 def by_columns(kernel: Kernel, roots: list[Expr]) -> bool:
@@ -82,8 +114,8 @@ def by_columns(kernel: Kernel, roots: list[Expr]) -> bool:
 
 def emit_kernel(kernel: Kernel, buffers: dict[str, Buffer]) -> Text:
     """The Triton text of one kernel; UnsupportedError where it holds what Triton text does not cover yet."""
-    if any(isinstance(n.loop, Scan) for n in kernel.nodes):
-        raise UnsupportedError(f"{kernel.name}: scans have no Triton text")
+    if isinstance(kernel.nodes[0].loop, Scan):
+        kernel = along_axis(kernel)
     values = Values(kernel)
     roots = [e for n in kernel.nodes for e in (n.loop.body, *n.at)]
     cut = blocks(kernel, values, roots)
@@ -105,7 +137,8 @@ def emit_kernel(kernel: Kernel, buffers: dict[str, Buffer]) -> Text:
     if values.rowed:
         base = f"tl.arange(0, R0_BLOCK)[None, :]{wide}"
         head += row(values, base) if cut.persistent else [f"r0_base = {base}"]
-    kind = "pointwise" if not values.rowed else "persistent reduction" if cut.persistent else "looped reduction"
+    what = "scan" if isinstance(kernel.nodes[0].loop, Scan) else "reduction"
+    kind = "pointwise" if not values.rowed else f"{'persistent' if cut.persistent else 'looped'} {what}"
     sizes = f"x {values.xnumel}" + (f", r0 {values.rnumel}" if values.rowed else "")
     notes = [f"# {kind}: {sizes}", *(f"# {line}" for n in kernel.nodes for line in show_node(n, buffers))]
     order = sorted(values.slots, key=lambda b: values.slots[b].startswith("out"))
@@ -148,16 +181,16 @@ class Writer:
 
     def body(self) -> list[str]:
         k, values, persistent = self.kernel, self.values, self.cut.persistent
-        level = self.levels()
+        if isinstance(k.nodes[0].loop, Scan):
+            return self.scan(k.nodes[0])
+        level, count, wide = levels(k, values), walks(k, values), full_width(k, values)
         stored = [n for n in k.nodes if isinstance(n.loop, Pointwise) and n.name not in k.local]
-        full_width = [n for n in stored if n.vars != k.dims and values.rnumel]
         reductions = [n for n in k.nodes if isinstance(n.loop, Reduction)]
-        walks = 1 + max((level[n.name] for n in (*reductions, *full_width)), default=-1)
         if persistent:
             values.inner = values.outer
         out: list[str] = []
-        for w in range(min(walks, 1) if persistent else walks):
-            values.walk, values.last = {}, persistent or w == walks - 1
+        for w in range(min(count, 1) if persistent else count):
+            values.walk, values.last = {}, persistent or w == count - 1
             finish: list[tuple[Compute, list[str], list[tuple[str, torch.dtype]]]] = []
             for n in reductions:
                 if persistent:
@@ -165,7 +198,7 @@ class Writer:
                 elif level[n.name] == w:
                     finish.append((n, *self.reduce(n)))
             if values.last:
-                for n in full_width:
+                for n in wide:
                     self.put(n)
             if not persistent:
                 out += values.outer
@@ -186,14 +219,19 @@ class Writer:
                     self.store(b, at, values.done[b.name], kind_of(n))
         return out + values.outer
 
-    def levels(self) -> dict[str, int]:
-        """The first walk in which each node can run: how many reductions, one behind the other, it waits for."""
-        makers = self.values.makers
-        level: dict[str, int] = {}
-        for n in self.kernel.nodes:
-            own = [makers[r][0] for r in n.reads if r in makers]
-            level[n.name] = max((level[m.name] + isinstance(m.loop, Reduction) for m in own), default=0)
-        return level
+    def scan(self, n: Compute) -> list[str]:
+        """Running values of a row, in one block or block by block."""
+        values, whole = self.values, self.cut.persistent
+        if whole:
+            values.inner = values.outer
+        results = Run(values, n, self.inside, whole).results()
+        for b, at, (v, have) in zip(n.outputs, n.at, results, strict=False):  # a result that nobody reads is no output
+            if b.name not in self.kernel.local:
+                self.store(b, at, values.stored(v, have, b), "so far")
+        if whole:
+            return values.outer
+        walk = [*row(values, "r0_offset + r0_base"), *values.inner]
+        return [*values.outer, "for r0_offset in range(0, r0_numel, R0_BLOCK):", *(f"    {line}" for line in walk)]
 
     def put(self, n: Compute) -> None:
         """Stores a pointwise result."""

@@ -32,6 +32,9 @@ def mod_floor(a, b):
 def remainder(a, b):
     r = libdevice.fmod(a, b)
     return tl.where((r != 0) & ((r < 0) != (b < 0)), r + b, r)""",
+    "plus": """
+def plus(a, b):
+    return a + b""",
     "multiply": """
 def multiply(a, b):
     return a * b""",
@@ -57,6 +60,16 @@ def first_min(a, i, b, j):
     # NaN is the extreme; of equals, the first
     left = (a < b) | ((a != a) & (b == b)) | (((a == b) | ((a != a) & (b != b))) & (i < j))
     return tl.where(left, a, b), tl.where(left, i, j)""",
+    "last_max": """
+def last_max(a, i, b, j):
+    # NaN is the extreme; of equals, the last
+    right = (b != b) | ((a == a) & (b >= a))
+    return tl.where(right, b, a), tl.where(right, j, i)""",
+    "last_min": """
+def last_min(a, i, b, j):
+    # NaN is the extreme; of equals, the last
+    right = (b != b) | ((a == a) & (b <= a))
+    return tl.where(right, b, a), tl.where(right, j, i)""",
     "merge": """
 def merge(mean_a, m2_a, n_a, mean_b, m2_b, n_b):
     # mean and sum of squared deviations of two parts
