@@ -1,17 +1,27 @@
-"""Example 1.1 through every level to Triton, run on the GPU against eager: error, time, bandwidth.
+"""Kernels of every kind through every level to Triton, run on the GPU against eager: error, time, bandwidth.
 
-    python bench/gpu_example.py [rows columns]
+    python bench/gpu_example.py [--sweep] [names ...]
+
+Prints a table and exits with 1 if a result is wrong. A result is right if its error against float64 is at most four
+times eager's, and a NaN in the input comes out where eager has it. GB/s counts model bytes; "copy" is what a device
+copy reaches in the same run. --sweep tries other limits for rows that are walked more than once and prints the times.
 """
 
 from __future__ import annotations
 
+import argparse
+import functools
+import itertools
 import sys
+from collections.abc import Callable
+from typing import Any
 
 import torch
+import torch.nn.functional as F
 
 from tensorplay.capture.tracer import capture
 from tensorplay.stax.codegen.target import Target
-from tensorplay.stax.codegen.triton import launch
+from tensorplay.stax.codegen.triton import kernel, launch
 from tensorplay.stax.codegen.triton.emit import emit
 from tensorplay.stax.joint.retrace import retrace
 from tensorplay.stax.loops.lower import lower
@@ -19,80 +29,129 @@ from tensorplay.stax.loops.verify import verify
 from tensorplay.stax.schedule.schedule import schedule
 from tensorplay.stax.schedule.verify import verify_plan
 
-
-def example(x, w):
-    return ((x + w).relu() * 2.0).sum(dim=1)
-
-
-def softmax(x, w):
-    return torch.softmax(x + w, -1)
-
-
-def layer_norm(x, w):
-    return torch.nn.functional.layer_norm(x, x.shape[-1:], w[0], w[0])
-
-
-def gelu(x, w):
-    return torch.nn.functional.gelu(x * 2.0 + w, approximate="tanh")
-
-
-def columns(x, w):
-    return (x * w).sum(dim=0)
+CUDA = Target(device="cuda")
+# for --sweep: elements of a row in registers, of a walk, of a thread
+LIMITS = ((4096, 2048, 8), (4096, 8192, 8), (16384, 8192, 16), (32768, 8192, 16), (32768, 16384, 32), (65536, 8192, 32))
+SQUARE, WIDE, FLAT = (16384, 16384), (8192, 50304), (1, 1 << 28)
+# name: function of x and w, its sizes
+CASES: dict[str, tuple[Callable[..., Any], tuple[tuple[int, int], ...]]] = {
+    "example 1.1": (lambda x, w: ((x + w).relu() * 2.0).sum(dim=1), ((64, 128), SQUARE, WIDE)),
+    "gelu(2 x + w), tanh": (lambda x, w: F.gelu(x * 2.0 + w, approximate="tanh"), (SQUARE,)),
+    "softmax(x)": (lambda x, w: torch.softmax(x, -1), ((4096, 1024), SQUARE, WIDE)),
+    "layer_norm(x, w, w)": (lambda x, w: F.layer_norm(x, x.shape[-1:], w[0], w[0]), ((4096, 1024), SQUARE, WIDE)),
+    "rms_norm(x, w)": (lambda x, w: F.rms_norm(x, x.shape[-1:], w[0], 1e-5), (SQUARE,)),
+    "(x * w).sum(0)": (lambda x, w: (x * w).sum(dim=0), (SQUARE, WIDE)),
+    "x.sum()": (lambda x, w: x.sum(), (SQUARE, FLAT)),
+    "x.amax()": (lambda x, w: x.amax(), (SQUARE,)),
+    "cumsum(x, 1)": (lambda x, w: x.cumsum(1), ((4096, 1024), SQUARE)),
+    "cumsum(x, 0)": (lambda x, w: x.cumsum(0), (SQUARE,)),
+    "x.cummax(1)": (lambda x, w: x.cummax(1), ((4096, 1024),)),
+}
 
 
 def build(f, *args):
     """The plan, its Triton source and its module for one function and its arguments."""
     captured = capture(f, args, {})
-    plan = verify_plan(schedule(verify(lower(retrace(captured.graph, captured.samples))), Target(device="cuda")))
-    source = emit(plan, Target(device="cuda"))
+    plan = verify_plan(schedule(verify(lower(retrace(captured.graph, captured.samples))), CUDA))
+    source = emit(plan, CUDA)
     return plan, source, launch.load(source)
 
 
 def milliseconds(f, repeat=20):
-    for _ in range(5):
-        f()
-    torch.cuda.synchronize()
-    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-    start.record()
-    for _ in range(repeat):
-        f()
-    end.record()
-    torch.cuda.synchronize()
-    return start.elapsed_time(end) / repeat
+    """The best of five rounds."""
+    best = float("inf")
+    for _ in range(6):
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        for _ in range(repeat):
+            f()
+        end.record()
+        torch.cuda.synchronize()
+        best = min(best, start.elapsed_time(end) / repeat)
+    return best
 
 
-def compare(f, size, shown):
+def leaves(result) -> tuple[torch.Tensor, ...]:
+    return (result,) if isinstance(result, torch.Tensor) else tuple(result)
+
+
+def errors(f, got, x, w) -> tuple[float, float]:
+    """The largest error of our values and of eager's against float64."""
+    exact = leaves(f(x.double(), w.double()))
+    theirs = leaves(f(x, w))
+    return tuple(
+        max((a.double() - e.double()).abs().max().item() for a, e in zip(values, exact, strict=True)) for values in (got, theirs)
+    )
+
+
+def right(f, plan, module, x, w) -> tuple[bool, float, float]:
+    """Whether values and the places of NaN are eager's; our error and eager's."""
+    got = launch.run(plan, module, [x, w][: len(plan.loops.inputs)])
+    error, eager = errors(f, got, x, w)
+    fits = error <= 4 * eager + 1e-6 * (1 + max(a.double().abs().max().item() for a in got))
+    x = x.clone()
+    x[0, 3] = float("nan")
+    bad, want = launch.run(plan, module, [x, w][: len(plan.loops.inputs)]), leaves(f(x, w))
+    return fits and all(torch.equal(a.isnan(), b.isnan()) for a, b in zip(bad, want, strict=True)), error, eager
+
+
+def compare(name, f, size, dtype, copy):
     """One function at one size: prints a row, returns whether the result is right."""
-    x, w = (torch.randn(*size, device="cuda") for _ in range(2))
-    plan, source, module = build(f, x, w)
-    if shown:
-        print(source.text)
-    (got,) = launch.run(plan, module, [x, w])
-    exact = f(x.double(), w.double())
-    error, eager = ((a.double() - exact).abs().max().item() for a in (got, f(x, w)))
-    ours, theirs = milliseconds(lambda: launch.run(plan, module, [x, w])), milliseconds(lambda: f(x, w))
-    x[1, 3] = float("nan")
-    (bad,) = launch.run(plan, module, [x, w])
-    right = error <= 4 * eager + 1e-6 and torch.equal(bad.isnan(), f(x, w).isnan())
+    x, w = (torch.randn(*size, device="cuda").to(dtype) for _ in range(2))
+    try:
+        plan, _, module = build(f, x, w)
+        inputs = [x, w][: len(plan.loops.inputs)]
+        good, error, eager = right(f, plan, module, x, w)
+    except Exception as problem:  # one case must not hide the others
+        print(f"| {name} | {size[0]} x {size[1]} | {str(dtype)[6:]} | FAILED: {type(problem).__name__}: {str(problem)[:200]} |", flush=True)
+        return False
+    ours, theirs = milliseconds(lambda: launch.run(plan, module, inputs)), milliseconds(lambda: f(x, w))
     rate = sum(k.model_bytes for k in plan.kernels) / ours / 1e6
     print(
-        f"{f.__name__:12} {size[0]:6} x {size[1]:<6} kernels {len(plan.kernels)}  max error {error:.2e} "
-        f"(eager {eager:.2e})  {ours:8.4f} ms (eager {theirs:8.4f})  {rate:7.1f} GB/s  {'ok' if right else 'WRONG'}"
-    )
-    return right
+        f"| {name} | {size[0]} x {size[1]} | {str(dtype)[6:]} | {len(plan.kernels)} | {error:.1e} ({eager:.1e}) | {ours:.4f} | "
+        f"{theirs:.4f} | {rate:.0f} | {rate / copy:.2f} | {'ok' if good else 'WRONG'} |", flush=True,
+    )  # fmt: skip
+    return good
+
+
+def sweep(copy):
+    """Rows that are walked again, under other limits: elements held in registers, of a walk, for each thread."""
+    print("\n| kernel | size | dtype | held | walk | a thread | ms | share of copy |\n|---|---|---|---|---|---|---|---|")
+    for name, size, dtype in itertools.product(
+        ("softmax(x)", "layer_norm(x, w, w)"), (SQUARE, WIDE), (torch.float32, torch.bfloat16)
+    ):
+        f = CASES[name][0]
+        x, w = (torch.randn(*size, device="cuda").to(dtype) for _ in range(2))
+        for held, walk, thread in LIMITS:
+            kernel.AGAIN, kernel.REWALK, kernel.THREAD = held, walk, thread
+            try:
+                plan, _, module = build(f, x, w)
+                time = milliseconds(functools.partial(launch.run, plan, module, [x, w][: len(plan.loops.inputs)]))
+                moved = sum(k.model_bytes for k in plan.kernels)
+                cells = f"{time:.4f} | {moved / time / 1e6 / copy:.2f}"
+            except Exception as problem:
+                cells = f"{type(problem).__name__} | "
+            print(f"| {name} | {size[0]} x {size[1]} | {str(dtype)[6:]} | {held} | {walk} | {thread} | {cells} |", flush=True)
 
 
 def main():
-    sizes = [(64, 128), (4096, 4096), (512, 50304)]
-    if len(sys.argv) == 3:
-        sizes = [(int(sys.argv[1]), int(sys.argv[2]))]
-    print(f"torch {torch.__version__}, {torch.cuda.get_device_name()}")
-    rows = [
-        compare(f, size, f is example and size == sizes[0])
-        for f in (example, softmax, layer_norm, gelu, columns)
-        for size in sizes
-    ]
-    sys.exit(not all(rows))
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("names", nargs="*", default=list(CASES))
+    options.add_argument("--sweep", action="store_true")
+    chosen = options.parse_args()
+    memory = torch.empty(2, 1 << 28, device="cuda")
+    copy = memory.nbytes / milliseconds(lambda: memory[0].copy_(memory[1])) / 1e6
+    print(f"torch {torch.__version__}, {torch.cuda.get_device_name()}, copy {copy:.0f} GB/s\n")
+    print("| kernel | size | dtype | kernels | max error (eager's) | ours ms | eager ms | GB/s | share of copy | |")
+    print("|" + "---|" * 10)
+    good = True
+    for name in chosen.names:
+        f, sizes = CASES[name]
+        for size, dtype in itertools.product(sizes, (torch.float32, torch.bfloat16)):
+            good &= compare(name, f, size, dtype, copy)
+    if chosen.sweep:
+        sweep(copy)
+    sys.exit(not good)
 
 
 if __name__ == "__main__":
