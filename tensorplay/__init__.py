@@ -11,7 +11,19 @@ from typing import Any
 
 import torch
 
-from .capture.marks import allow_in_graph, assume_constant_result, disable, disable_capture, is_compiling, is_exporting
+from .capture.marks import (
+    allow_in_graph,
+    assume_constant_result,
+    cudagraph_mark_step_begin,
+    disable,
+    disable_capture,
+    is_compiling,
+    is_dynamo_compiling,
+    is_exporting,
+    nested_compile_region,
+    nonstrict_trace,
+    substitute_in_graph,
+)
 from .compiled import compile
 from .errors import (
     CompilerError,
@@ -30,9 +42,10 @@ __version__ = "0.1.0"
 __all__ = [
     "CompilerError", "FallbackWarning", "GraphCaptureError", "RecompileLimitError", "StrictNativeError",
     "TensorPlayError", "UnsupportedError", "VerificationError", "allow_in_graph", "assume_constant_result", "compile",
-    "disable", "disable_capture", "explain", "is_compiling", "is_exporting", "list_backends", "register_backend",
+    "cudagraph_mark_step_begin", "disable", "disable_capture", "explain", "is_compiling", "is_dynamo_compiling",
+    "is_exporting", "list_backends", "nested_compile_region", "nonstrict_trace", "register_backend", "substitute_in_graph",
 ]  # fmt: skip
-_OWN_MODULES = ("graph", "remat", "testing")  # loaded when first used
+_OWN_MODULES = ("compiler", "graph", "remat", "testing")  # loaded when first used
 
 
 def __getattr__(name: str) -> Any:

@@ -83,7 +83,9 @@ def split_line(text: str) -> tuple[str, str]:
 
 def line_of(fn: Any) -> str:
     """'file:line' of the definition of a function, method or module."""
-    function = fn.__func__ if isinstance(fn, MethodType) else fn
+    if isinstance(fn, MethodType):
+        fn = fn.__self__ if fn.__name__ == "_call_impl" else fn.__func__  # the call of a module, compiled in place
+    function = fn
     if not isinstance(function, FunctionType):
         function = getattr(type(fn), "forward", type(fn).__call__)
     code = getattr(function, "__code__", None)

@@ -1,6 +1,6 @@
 """What runs during one capture: the code that executes, and calls into C that read or change the world outside.
 
-In: callbacks for code that is about to run for the first time, for state that was read, and for refusing.
+In: callbacks for a frame whose code, or function, may be new, for state that was read, and for refusing.
 Out: `ran`, the code that ran; `every`, whether attribute names were computed; `names`, those that could be told.
 Always: the callbacks come before the code or the call runs; a profiler that was set keeps seeing everything, and one
 that cannot be chained is left alone (`watching` is False, and the static walk stands in).
@@ -71,7 +71,7 @@ class Execution:
 
     def __init__(
         self,
-        first: Callable[[types.CodeType, dict], None],
+        first: Callable[[types.FrameType, bool], bool],
         read: Callable[[Source, Any], None],
         refuse: Callable[[str], None],
     ) -> None:
@@ -83,6 +83,7 @@ class Execution:
         self.paused = False
         self._settings: set[Any] = set()
         self._import: types.FrameType | None = None  # the outermost import that is under way
+        self._shared: set[types.CodeType] = set()  # code that several functions with state of their own may hold
         self._seen: dict[tuple[types.CodeType, int], None] = {}
 
     @property
@@ -130,7 +131,10 @@ class Execution:
                     self.ran.setdefault(code, QUIET)
                     return
                 self.ran.setdefault(code, _attention(code))
-                self.first(code, frame.f_globals)
+                if self.first(frame, True):
+                    self._shared.add(code)
+            elif code in self._shared:
+                self.first(frame, False)
             if code in _WATCHED:
                 _WATCHED[code](self, frame)
         elif event == "c_call":

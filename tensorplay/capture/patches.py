@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from .kinds import is_library_file
-from .marks import LEAVES
+from .marks import LEAVES, SUBSTITUTES
 
 _ORIGINAL_HAS_TORCH_FUNCTION = torch.overrides.has_torch_function
 _DISABLED = torch._C._disabled_torch_function_impl
@@ -133,6 +133,20 @@ def patched(recorder: Any) -> Iterator[None]:
 
         return stand_in
 
+    def substituted(original: Any, handler: Any) -> Any:
+        inside: list[None] = []  # the handler may call the original
+
+        def stand_in(*args: Any, **kwargs: Any) -> Any:
+            if threading.get_ident() != owner or inside:
+                return original(*args, **kwargs)
+            inside.append(None)
+            try:
+                return handler(*args, **kwargs)
+            finally:
+                inside.pop()
+
+        return stand_in
+
     def parameter(cls: type, data: Any = None, requires_grad: bool = True) -> Any:
         made = _NEW_PARAMETER(cls, data, requires_grad)
         if threading.get_ident() == owner and cls is torch.nn.Parameter and type(data) in (torch.Tensor, torch.nn.Parameter):
@@ -155,6 +169,10 @@ def patched(recorder: Any) -> Iterator[None]:
         replace(torch.overrides, "has_torch_function", has_torch_function)
         for where, name, reason, library in REFUSED:
             replace(where, name, refused(getattr(where, name), reason, library))
+        for original, handler in SUBSTITUTES.items():
+            module = sys.modules.get(getattr(original, "__module__", None) or "")
+            if getattr(module, original.__name__, None) is original:
+                replace(module, original.__name__, substituted(original, handler))
         for name, attribute, change in LEVELS:
             module = sys.modules.get(name)
             if hasattr(module, attribute):

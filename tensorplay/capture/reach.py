@@ -15,7 +15,7 @@ import gc
 import importlib.util
 import sys
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,6 +23,7 @@ import torch
 
 from ..key.signature import _slots
 from ..key.sources import Argument, Attribute, Cell, Defined, Filled, Item, Keyword, Result, Root, Source, Variable
+from .callee import callee
 from .kinds import (
     BUFFERS,
     DESCRIPTORS,
@@ -115,10 +116,12 @@ class Reach:
         self._waiting: dict[str, list[tuple[Any, Source, Source, type]]] = {}
         self._classes: set[type] = set()
         self._codes: set[tuple[types.CodeType, int]] = set()
-        self._owned: set[types.CodeType] = set()  # code whose closure is known: of functions met, and nested in code met
+        self._owned: set[types.CodeType] = set()  # code of functions met
+        self._inner: set[types.CodeType] = set()  # nested in code met: of functions that the call makes
         self._queue: collections.deque[Found] = collections.deque()
         self._modules: dict[int, tuple[types.ModuleType, Source]] = {}  # of the program; code met later names more of them
         self._roots: dict[int, Root] = {}
+        self.holders: Callable[[Any], list[Any]] = gc.get_referrers  # who refers to an object
         self.root = Root(fn, getattr(fn, "__name__", type(fn).__name__))
         for k, value in enumerate(args):
             self._push(value, Argument(k), _ANYWAY, True)
@@ -135,17 +138,29 @@ class Reach:
         found = self.objects.get(id(value))
         return found.source if found is not None and found.value is value else None
 
-    def add_code(self, code: types.CodeType, namespace: dict) -> None:
-        """Follows code that is about to run; the walk may not have found it, nor the functions that hold it."""
-        if (code, id(namespace)) in self._codes and (not code.co_freevars or code in self._owned):
-            return
-        if code.co_freevars and code not in self._owned and not is_library_file(code.co_filename):
+    @property
+    def size(self) -> tuple[int, ...]:
+        """Grows with all that the walk meets."""
+        return len(self.objects), len(self.tensors), len(self.classes), len(self._codes)
+
+    def add_frame(self, frame: types.FrameType) -> bool:
+        """Follows code that is about to run, and the function that holds it, which the walk may not have found.
+
+        Returns whether the next frame of this code may belong to another function with state of its own.
+        """
+        code = frame.f_code
+        own = (code.co_argcount or code.co_kwonlyargcount) and not is_installed_file(code.co_filename)  # default arguments
+        apart = bool(own or code.co_freevars) and code not in self._inner and not is_library_file(code.co_filename)
+        if apart:
+            function = callee(frame)
+            holders = [function] if function is not None else self.holders(code) if code not in self._owned else []
             self._owned.add(code)
-            for holder in gc.get_referrers(code):
-                if isinstance(holder, types.FunctionType) and holder.__code__ is code:
+            for holder in holders:
+                if isinstance(holder, types.FunctionType) and holder.__code__ is code and id(holder) not in self.objects:
                     self._push(holder, self._root(holder, holder.__name__), _ANYWAY, False)
-        self._code(code, namespace)
+        self._code(code, frame.f_globals)
         self._run()
+        return apart
 
     def _root(self, value: Any, name: str) -> Root:
         return self._roots.setdefault(id(value), Root(value, name))
@@ -339,7 +354,7 @@ class Reach:
         if (code, id(namespace)) in self._codes:
             return
         self._codes.add((code, id(namespace)))
-        self._owned.update(item for item in nested(code) if item is not code)
+        self._inner.update(item for item in nested(code) if item is not code)
         names = code_names(code)
         for name in names - self.names:
             self.names.add(name)

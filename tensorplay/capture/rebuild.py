@@ -157,6 +157,7 @@ class Newborn:
     def __enter__(self) -> Newborn:
         self.frozen = gc.get_freeze_count() == 0
         self.ids: set[int] | None = None
+        self.early: set[int] = set()  # made before the collector was asked for something
         if self.frozen:
             gc.freeze()
         else:
@@ -167,12 +168,23 @@ class Newborn:
         if self.frozen:
             gc.unfreeze()
 
+    def holders(self, value: Any) -> list[Any]:
+        """The objects that refer to one; the collector does not look among frozen objects."""
+        if not self.frozen:
+            return gc.get_referrers(value)
+        self.early.update(id(o) for o in gc.get_objects())
+        gc.unfreeze()
+        try:
+            return gc.get_referrers(value)
+        finally:
+            gc.freeze()
+
     def __contains__(self, value: Any) -> bool:
         if not gc.is_tracked(value):
             return True  # holds no object that could tell; a container of plain values, or an object without any
         if self.ids is None:
             now = {id(o) for o in gc.get_objects()}
-            self.ids = now if self.frozen else now - self.before
+            self.ids = now | self.early if self.frozen else now - self.before
         return id(value) in self.ids
 
 

@@ -101,7 +101,7 @@ class Recorder(Values, TorchFunctionMode):
         return self.record(func, args, kwargs)
 
     def record(self, func: Any, args: tuple, kwargs: dict, run: Callable | None = None) -> Any:
-        """Runs one call and appends its node."""
+        """Runs one call and appends its node; `run` is the code of the program that stands behind it."""
         if torch._C._functorch.maybe_current_level() is not None:
             self.refuse("uses a functorch level that torch.func did not open")
         self._switches()
@@ -116,7 +116,7 @@ class Recorder(Values, TorchFunctionMode):
             self._silent_read(func, args, kwargs)
         if self._stand_ins:
             args, kwargs = self._substitute(tuple(args)), self._substitute(dict(kwargs))
-        seen, outer = Seen(), self.watch.seen
+        seen, outer = Seen(reads=None if run is None else self._reads), self.watch.seen
         self.watch.seen = seen
         try:
             result = (run or func)(*args, **kwargs)
@@ -142,6 +142,11 @@ class Recorder(Values, TorchFunctionMode):
         """Operators of our own, which are no part of the function."""
         outer, self.watch.seen = self.watch.seen, Seen()
         try:
+    def _reads(self, tensor: Tensor) -> None:
+        """A tensor of the caller that a function which stays one node reads itself is an input, too."""
+        if id(tensor) not in self._known and self.reach.source_of(tensor) is not None:
+            self.node_of(tensor)
+
             yield
         finally:
             self.watch.seen = outer
@@ -360,8 +365,8 @@ class Recorder(Values, TorchFunctionMode):
             self.refuse("deep-copies a tensor that requires gradients")
         return self.record(Tensor.clone, (tensor,), {})
 
-    def opaque(self, fn: Any, args: tuple, kwargs: dict) -> Any:
-        """A function that its author wants to be one node."""
+    def opaque(self, fn: Any, args: tuple, kwargs: dict, reason: str = "") -> Any:
+        """A function that its author wants to be one node, for a reason that the node carries."""
         target = next((t for t in self._applies if t.func is fn), None)
         if target is None:
             target = Call(fn, str(getattr(fn, "__name__", type(fn).__name__)))
@@ -373,6 +378,8 @@ class Recorder(Values, TorchFunctionMode):
         return result
 
     def assumed(self, fn: Any, args: tuple, kwargs: dict) -> Any:
+        if reason:
+            next(n for n in reversed(self.graph.nodes) if n.target is target).meta["reason"] = reason
         """A function whose result its author declares constant."""
         self.execution.paused = True
         try:
@@ -443,4 +450,6 @@ def _parameter_names(fn: Any) -> list[str]:
         parameters = inspect.signature(target).parameters.values()
     except (TypeError, ValueError):
         return []
+    if getattr(fn, "__name__", "") == "_call_impl":  # the call of a module, compiled in place
+        fn = fn.__self__
     return [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]

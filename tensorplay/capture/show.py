@@ -23,5 +23,6 @@ def show(module: fx.GraphModule) -> str:
         if isinstance(spec, Spec) and node.op != "placeholder":
             name, colon, rest = text.partition(" :")
             text = f"{name} shape={spec.size}{colon}{rest}"
-        lines.append(f"    {text}")
+        reason = node.meta.get("reason", "")
+        lines.append(f"    {text}{'  # ' if reason else ''}{reason}")
     return "\n".join([*lines, ")"])

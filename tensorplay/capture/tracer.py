@@ -115,14 +115,18 @@ def _once(
     recorder = Recorder(fn, args, kwargs, reach, learned)
     settings: list[tuple[Any, Any]] = []
 
-    def began(code: types.CodeType, namespace: dict) -> None:
-        reach.add_code(code, namespace)
+    def began(frame: types.FrameType, new: bool) -> bool:
+        size = reach.size
+        again = reach.add_frame(frame)
+        if not new and reach.size == size:
+            return again
         snapshot.extend()
         if reach.hazards:
             seen = Seen(reach, execution.codes, execution.every, execution.names)
             for place, source, reason in reach.hazards:
                 if seen.place(place):
                     recorder.refuse(f"may use {source}, {reason}: state that a graph does not repeat")
+        return again
 
     execution = Execution(began, lambda source, value: settings.append((source, value)), recorder.refuse)
     recorder.execution = execution
@@ -130,6 +134,7 @@ def _once(
     keep_effects = False
     try:
         with Newborn() as newborn:
+            reach.holders = newborn.holders
             with ExitStack() as stack:
                 stack.enter_context(patched(recorder))
                 stack.enter_context(messages.held(recorder.line))

@@ -183,7 +183,7 @@ class Values:
     def _follow_frames(self) -> None:
         frame: types.FrameType | None = sys._getframe(1)
         while frame is not None:
-            self.reach.add_code(frame.f_code, frame.f_globals)
+            self.reach.add_frame(frame)
             frame = frame.f_back
 
     def _arguments(self, value: Any) -> Any:

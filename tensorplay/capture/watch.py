@@ -38,6 +38,7 @@ class Seen:
     opaque: bool = False  # a value computed inside became a Python value
 
 
+    reads: Callable[[torch.Tensor], Any] | None = None  # told what the operators of a function that stays whole read
 @dataclass(frozen=True)
 class Traits:
     """What the schema and the tags of an operator say."""
@@ -119,6 +120,10 @@ class Watch(TorchDispatchMode):
                 if position < len(args):
                     self._write(args[position], seen)
             for name in facts.named_writes:
+        if seen.reads is not None:
+            for value in (*args, *kwargs.values()):
+                for t in _tensors(value):
+                    seen.reads(t)
                 if name in kwargs:
                     self._write(kwargs[name], seen)
         unmarked = UNMARKED_WRITES.get(op)

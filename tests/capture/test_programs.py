@@ -6,6 +6,7 @@ import copy
 import dataclasses
 import functools
 import itertools
+import sys
 import threading
 import weakref
 
@@ -13,6 +14,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+
+from tensorplay.capture.callee import callee
 
 from .sequences import CASES, T, case, check
 
@@ -588,6 +591,48 @@ def least_squares_whose_residuals_depend_on_the_rank():
     return f, [(a, torch.ones(4, 1)), (torch.ones(4, 2), torch.ones(4, 1)), (copy.deepcopy(a), torch.ones(4, 1))]
 
 
+def hidden(g):
+    """A function where no walk finds it: only an object of C refers to it."""
+    return slice(g)
+
+
+@case
+def state_of_a_closure_that_no_walk_finds():
+    def make(k):
+        state = {"k": k, "t": torch.ones(3)}
+
+        def g(x, more={"m": 1}):
+            return x * state["k"] * more["m"] + state["t"]
+
+        return g, state
+
+    (a, first), (b, second) = make(2), make(3)
+    held = hidden(a), hidden(b)
+
+    def f(x):
+        return held[0].stop(x) + held[1].stop(x)
+
+    def replace():
+        second["k"], first["t"] = 7, torch.zeros(3)
+
+    def default():
+        b.__defaults__ = ({"m": 4},)
+
+    return f, [*XS, lambda: first.update(k=5), *XS, replace, *XS, default, *XS]
+
+
+@case
+def effect_of_a_closure_that_no_walk_finds():
+    log = []
+
+    def g(x):
+        log.append(1)
+        return x * 2
+
+    held = hidden(g)
+    return lambda x: held.stop(x), XS, lambda: len(log)
+
+
 @pytest.mark.parametrize("name", CASES[__name__])
 def test_program(name):
     check(CASES[__name__][name])
@@ -596,3 +641,11 @@ def test_program(name):
 @pytest.mark.parametrize("name", NATIVE)
 def test_program_through_kernels(name):
     check(NATIVE[name], backend="stax", tolerance=1e-5)
+
+
+def test_the_function_of_a_frame():
+    def f(x, k=2):
+        return callee(sys._getframe()), x, k
+
+    assert f(1)[0] is f and (lambda: callee(sys._getframe()))() is not None and callee(sys._getframe()).__code__.co_name.startswith("test_")
+    assert next(callee(sys._getframe()) for _ in range(1)).__name__ == "<genexpr>"

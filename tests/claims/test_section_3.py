@@ -54,9 +54,9 @@ def test_submodules_are_inlined_and_a_leaf_stays_one_call_module_node():
     plain = nn.Sequential(nn.Linear(3, 3), nn.ReLU())
     assert not [n for n in capture(plain, (x,), {}).graph.graph.nodes if n.op == "call_module"]
     marked = nn.Sequential(tp.graph.leaf(nn.Linear(3, 3)), nn.ReLU())
-    graph = capture(marked, (x,), {}).graph
-    assert len([n for n in graph.graph.nodes if n.op == "call_module"]) == 1
-    assert torch.equal(graph(x)[0], marked(x))
+    found = capture(marked, (x,), {})
+    assert len([n for n in found.graph.graph.nodes if n.op == "call_module"]) == 1
+    assert torch.equal(found.graph(*found.samples)[0], marked(x))
 
 
 def test_an_operator_that_fails_on_the_sample_raises_inside_the_function():

@@ -58,6 +58,7 @@ class Recorder(TorchDispatchMode):
         self.foreign = foreign  # storage -> what owns it
         self.known: set[int] = set()  # tensors that may become constants
         self.held: list[Tensor] = []
+        self.originals: dict[int, fx.Node] = {}  # the caller's own tensors, which a function that stays whole reads itself
         self.named: dict[int, fx.Node] = {}  # constant tensor -> its node
         self.items: dict[Result, fx.Node] = {}
         self.line = ""
@@ -94,7 +95,12 @@ class Recorder(TorchDispatchMode):
             return item
         if isinstance(found, fx.Node) and found.graph is self.graph:
             return found
-        if id(t) in self.known or id(t) in self.named or (t.dim() == 0 and t.device.type == "cpu"):
+        original = self.originals.get(id(t))
+        if original is not None:
+            if t.requires_grad and torch.is_grad_enabled():
+                raise UnsupportedError("a function that stays one node reads a tensor that requires grad and is no argument of it")
+            return original
+        if id(t) in self.known or id(t) in self.named or _is_number(t):
             return self.constant(t, fresh=False)
         raise UnsupportedError("a tensor that is neither an argument nor made by a recorded operator")
 
@@ -339,6 +345,14 @@ def _check_apart(func: Any, names: tuple[str, ...], named: dict[str, Any]) -> No
     for name in names:
         if storages.count(_storage(named[name])) > 1:
             raise UnsupportedError(f"{func} writes {name}, whose memory another argument shares")
+def _is_number(t: Tensor) -> bool:
+    """Whether a tensor is a Python number that torch wrapped: such a one does not widen a tensor of its kind."""
+    if t.dim() or t.device.type != "cpu":
+        return False
+    narrow = torch.complex32 if t.is_complex() else torch.float16 if t.is_floating_point() else torch.int8
+    return t.dtype is torch.bool or (t.dtype is not narrow and torch.result_type(torch.empty((), dtype=narrow), t) is narrow)
+
+
 
 
 def _check_lists(func: Any, names: tuple[str, ...], named: dict[str, Any]) -> None:

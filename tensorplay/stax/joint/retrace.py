@@ -125,10 +125,11 @@ class Run:
         return OpGraph(runnable(recorder.constants, recorder.graph), recorded=recorded)
 
     def bind_inputs(self) -> None:
-        for i, t in enumerate(self.inputs):
+        for i, (t, sample) in enumerate(zip(self.inputs, self.samples, strict=True)):
             node = self.recorder.graph.placeholder(f"primals_{i + 1}")
             node.meta.update(spec=Spec.of(t), line="", ordered=False)
             self.recorder.bind(t, node)
+            self.recorder.originals[id(sample)] = node
 
     def execute(self) -> list[Any]:
         """Runs the captured graph node by node under the recorder; the flat outputs."""
