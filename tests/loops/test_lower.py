@@ -55,6 +55,14 @@ def test_a_cheap_value_is_computed_again_and_an_expensive_one_is_stored_once() -
     assert sum("sin" in str(n.loop.body) for n in computes(stored)) == 1
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_a_table_is_read_where_it_lies(dtype: torch.dtype) -> None:
+    i = torch.tensor([3, 0, 2, 3])
+    table = torch.randn(5, 8).to(dtype)
+    for f in (lambda w, i: F.embedding(i, w) + 1, lambda w, i: w[i] + 1, lambda w, i: w.index_select(0, i) + 1):
+        assert len(computes(check(f, table, i))) == 1
+
+
 def test_a_value_that_repeats_along_rows_is_not_computed_for_each_element() -> None:
     loops = check(lambda x: x * (x.sum(1, keepdim=True).exp() + 1).rsqrt(), X, tolerance=1e-6)
     assert [n.loop.body.op for n in computes(loops)][1:] == ["rsqrt", "mul"]

@@ -100,7 +100,8 @@ class Realizer:
         return known[body]
 
     def work(self, x: Lowered) -> int:
-        return self.weigh(x.body)[1]
+        """Work an element; a load is one, also where it widens a half type."""
+        return 1 if self.plain(x) is not None else self.weigh(x.body)[1]
 
     def streams(self, x: Lowered) -> int:
         """Distinct loads that vary over the whole tensor: what a second evaluation reads again."""
@@ -234,5 +235,6 @@ def merged(operands: Sequence[Lowered], name: str) -> tuple[str, ...]:
 
 
 def named(x: Lowered, origins: tuple[str, ...]) -> Lowered:
-    """`x` with the origins of the operator that gave it; a load from memory inlines nothing."""
-    return replace(x, origins=() if x.body.op in ("load", "const") else origins)
+    """`x` with the origins of the operator that gave it; a load from memory inlines nothing, also where it widens."""
+    body = x.body.args[0] if x.body.op == "cast" and x.body.args[0].dtype == x.dtype else x.body
+    return replace(x, origins=() if body.op in ("load", "const") else origins)
