@@ -245,6 +245,7 @@ def test_example_4_4_needs_no_extra_buffer():
     memory = tp.explain(cf).plan.memory
     assert memory.arena_bytes == 0
     assert len(memory.fresh) == 1  # the result; x and y are written where they are
+    assert len(K(cf)) == 1 and tp.explain(cf).model_bytes == tp.explain(cf).lower_bound == 5 * 48  # each once
 
 
 def test_section_4_8_base_operators_are_not_split():

@@ -159,7 +159,7 @@ class Fusion:
         for name in small.loads:
             if name in large.stores and name not in self.deps.written:
                 total += self.nbytes(small, name) + self.unwritten(name, a, b)
-            elif name in large.loads and name not in small.stores:
+            elif name in large.loads and (name not in small.stores or name in self.deps.written):
                 total += min(self.nbytes(small, name), self.nbytes(large, name))
         for name in small.stores:
             if name in large.loads and name not in self.deps.written:
