@@ -10,6 +10,7 @@ the same inputs under autograd. Nothing here refers to an autograd node, so no c
 from __future__ import annotations
 
 import contextlib
+import operator
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -59,9 +60,10 @@ class TrainingProgram:
         self.rest = tuple(k for k in range(joint.primals) if k not in set(parts.kept))
         self.random = any(n.meta.get("ordered") for n in joint.ops.module.graph.nodes)
         self.writes = any(n.target is torch.ops.aten.copy_.default for n in joint.ops.module.graph.nodes)
-        self.structure = pytree.tree_structure(graph.graph.output_node().args[0])
+        self.rebuild = rebuilder(graph.graph.output_node().args[0])
         self.program = forward
         self.run_forward: Run = getattr(forward, "call", forward)
+        self.run_trusted: Run = getattr(forward, "trusted", forward)
         self.backwards: dict[tuple[bool, ...], tuple[Any, tuple[int | None, ...], tuple[bool, ...]]] = {}
         placeholders = [n for n in parts.backward.module.graph.nodes if n.op == "placeholder"]
         self.layouts: list[Spec] = [n.meta["spec"] for n in placeholders[len(placeholders) - len(joint.tangents) :]]
@@ -69,15 +71,22 @@ class TrainingProgram:
         self._lock = threading.Lock()
 
     def __call__(self, *inputs: Tensor) -> Any:
+        return self._step(self.run_forward, inputs)
+
+    def trusted(self, *inputs: Tensor) -> Any:
+        """The same for inputs whose metadata a key has compared already."""
+        return self._step(self.run_trusted, inputs)
+
+    def _step(self, run: Run, inputs: tuple[Tensor, ...]) -> Any:
         results: list[Any] = []
         try:
             with torch.enable_grad() if not torch.is_grad_enabled() else _AS_IT_IS:  # the region itself turns it on
-                made = Step.apply(self, results, *inputs)
+                made = _apply(self, run, results, *inputs)
         except Unserved:
             return self.graph(*inputs)
         for k, t in zip(self.differentiable, made, strict=True):
             results[k] = t
-        return pytree.tree_unflatten([_made(leaf, inputs, results) for leaf in self.leaves], self.structure)
+        return self.rebuild([_made(leaf, inputs, results) for leaf in self.leaves])
 
     @property
     def host(self) -> str:
@@ -134,6 +143,16 @@ class Operators:
         return self(*inputs)
 
 
+def rebuilder(result: Any) -> Callable[[list[Any]], Any]:
+    """What makes the graph's result of its leaves."""
+    structure = pytree.tree_structure(result)
+    if structure == pytree.tree_structure(0):
+        return operator.itemgetter(0)
+    if structure == pytree.tree_structure((0,) * structure.num_leaves):
+        return tuple
+    return lambda leaves: pytree.tree_unflatten(leaves, structure)
+
+
 def _made(leaf: Leaf, inputs: Sequence[Tensor], results: Sequence[Any]) -> Any:
     """One leaf of the result."""
     kind, k = leaf.source
@@ -162,10 +181,10 @@ class Step(torch.autograd.Function):
     """The one function; what it computes comes as its first argument."""
 
     @staticmethod
-    def forward(ctx: Any, program: TrainingProgram, results: list[Any], *inputs: Tensor) -> tuple[Tensor, ...]:
+    def forward(ctx: Any, program: TrainingProgram, run: Run, results: list[Any], *inputs: Tensor) -> tuple[Tensor, ...]:
         if program.random:
             ctx.state = torch.get_rng_state()
-        flat = program.run_forward(*inputs)
+        flat = run(*inputs)
         n = program.results
         results += flat[:n]
         for k in program.differentiable:
@@ -181,7 +200,7 @@ class Step(torch.autograd.Function):
     def backward(ctx: Any, *tangents: Tensor | None) -> Any:
         program: TrainingProgram = ctx.program
         if torch.is_grad_enabled():
-            return None, None, *_again(ctx, program, tangents)
+            return *_NO_GRADS, *_again(ctx, program, tangents)
         values: list[Any] = list(ctx.saved_tensors)
         run, grads, reads = program.backward_for(tuple([t is not None for t in tangents]))
         values = [v for v, read in zip(values, reads, strict=True) if read]
@@ -190,7 +209,12 @@ class Step(torch.autograd.Function):
             ctx.others = None
         values += [_laid(t, spec) for t, spec in zip(tangents, program.layouts, strict=True) if t is not None]
         found = run.call(values) if getattr(run, "consumes", False) else run(*values)
-        return None, None, *[None if k is None else found[k] for k in grads]
+        return *_NO_GRADS, *[None if k is None else found[k] for k in grads]
+
+
+_NO_GRADS = (None, None, None)  # what stands before the inputs
+# No transform of torch.func is active where a compiled version runs, so that the plain function of C serves.
+_apply = getattr(super(torch.autograd.Function, Step), "apply", Step.apply)
 
 
 def _laid(t: Tensor, spec: Spec) -> Tensor:
