@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from ..key.sources import Environment, Result, Root, Source
-from .kinds import OURS, is_library_file, is_torch_file
+from .kinds import OURS, file_of, is_library_file, is_torch_file
 
 # calls into these modules depend on, or change, what is outside of the program; names that are harmless
 OUTSIDE: dict[str, tuple[str, frozenset[str]]] = {
@@ -89,7 +89,7 @@ class Execution:
     @property
     def codes(self) -> set[types.CodeType]:
         """The code of the function and its libraries that ran, without our own."""
-        return {code for code in self.ran if not code.co_filename.startswith(OURS)}
+        return set(self.ran)
 
     @contextmanager
     def watch(self) -> Iterator[None]:
@@ -125,10 +125,9 @@ class Execution:
             if code.co_name == "_find_and_load" and code.co_filename.startswith("<frozen importlib"):
                 self._import = frame  # what a module's own code does, it does once
                 return
-            if code not in self.ran or (code, id(frame.f_globals)) not in self._seen:
+            if (code, id(frame.f_globals)) not in self._seen:
                 self._seen[code, id(frame.f_globals)] = None
-                if code.co_filename.startswith(OURS):
-                    self.ran.setdefault(code, QUIET)
+                if file_of(code, frame.f_globals).startswith(OURS):
                     return
                 self.ran.setdefault(code, _attention(code))
                 if self.first(frame, True):

@@ -71,6 +71,12 @@ def hazard(value: Any) -> str:
     return ""
 
 
+def file_of(code: types.CodeType, namespace: dict) -> str:
+    """The source file that code belongs to; of generated code, such as a dataclass's methods, that of its module."""
+    filename = code.co_filename
+    return filename if filename[:1] != "<" or filename.startswith("<frozen") else namespace.get("__file__") or filename
+
+
 @functools.lru_cache(maxsize=4096)
 def is_library_file(filename: str) -> bool:
     """Whether a source file belongs to torch, to the standard library, or to this package."""

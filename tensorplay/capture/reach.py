@@ -34,6 +34,7 @@ from .kinds import (
     SCALARS,
     SEQUENCES,
     code_names,
+    file_of,
     hazard,
     imports,
     is_followed,
@@ -148,9 +149,9 @@ class Reach:
 
         Returns whether the next frame of this code may belong to another function with state of its own.
         """
-        code = frame.f_code
-        own = (code.co_argcount or code.co_kwonlyargcount) and not is_installed_file(code.co_filename)  # default arguments
-        apart = bool(own or code.co_freevars) and code not in self._inner and not is_library_file(code.co_filename)
+        code, filename = frame.f_code, file_of(frame.f_code, frame.f_globals)
+        own = (code.co_argcount or code.co_kwonlyargcount) and not is_installed_file(filename)  # default arguments
+        apart = bool(own or code.co_freevars) and code not in self._inner and not is_library_file(filename)
         if apart:
             function = callee(frame)
             holders = [function] if function is not None else self.holders(code) if code not in self._owned else []
@@ -332,6 +333,7 @@ class Reach:
 
     def _function(self, function: types.FunctionType, source: Source) -> None:
         code = function.__code__
+        filename = file_of(code, function.__globals__)
         self._owned.add(code)
         self._code(code, function.__globals__)
         ran = Place(code=code)
@@ -340,8 +342,8 @@ class Reach:
                 value = cell.cell_contents
             except ValueError:  # not yet assigned
                 continue
-            self._push(value, Cell(source, name), ran, is_library_file(code.co_filename) and type(value) in SCALARS)
-        if is_installed_file(code.co_filename):
+            self._push(value, Cell(source, name), ran, is_library_file(filename) and type(value) in SCALARS)
+        if is_installed_file(filename):
             return
         self.scalars.append(Scalar(Attribute(source, "__code__"), code, ran))
         for k, value in enumerate(function.__defaults__ or ()):

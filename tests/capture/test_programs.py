@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+import tensorplay as tp
 from tensorplay.capture.callee import callee
 
 from .sequences import CASES, T, case, check
@@ -649,3 +650,10 @@ def test_the_function_of_a_frame():
 
     assert f(1)[0] is f and (lambda: callee(sys._getframe()))() is not None and callee(sys._getframe()).__code__.co_name.startswith("test_")
     assert next(callee(sys._getframe()) for _ in range(1)).__name__ == "<genexpr>"
+
+
+def test_what_capture_itself_runs_is_no_state():
+    c = tp.compile(lambda x, w: (torch.relu(x + w) * 2).sum(-1), backend="eager")
+    c(torch.ones(4, 8), torch.ones(4, 8))
+    text = c.versions[0].text
+    assert "frozenset" not in text and "__init__" not in text and "tensorplay" not in text and text.count("if ") <= 4, text
