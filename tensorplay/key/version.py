@@ -12,7 +12,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import fx
@@ -155,8 +155,8 @@ class Version:
             return
         if answers is None or not decided(answers):
             return
-        assert self.captured is not None
-        run, result = getattr(self.program, "trusted", self.program), self.captured.rebuild.plain()
+        rebuild: Any = cast("Captured", self.captured).rebuild
+        run, result = getattr(self.program, "trusted", self.program), rebuild.plain()
         self.check = native.Check(
             answers, self.rows, self.keywords, self.steps, self.slots, self.reads, bool(self.gates), run, result
         )

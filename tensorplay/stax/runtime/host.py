@@ -274,7 +274,7 @@ class Emit:
         self.writer.line(f"{self.operator(variant)}({', '.join(arguments)})")
 
     def operator(self, target: torch._ops.OpOverload) -> str:
-        call: Any = torch.enable_grad()(target) if target in SAVES_IN_GRAD_MODE else target
+        call: Any = torch.enable_grad()(target) if target in SAVES_IN_GRAD_MODE else target._op  # what the overload calls
         return self.bind(re.sub(r"\W", "_", str(target)), call)
 
     def result(self, position: int, value: Any) -> str:
