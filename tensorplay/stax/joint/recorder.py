@@ -210,6 +210,7 @@ class Recorder(TorchDispatchMode):
         for name in how.names:
             for t in _tensors(named[name]):
                 self.may_write(t)
+        _check_order(func, how.names, named)
         if how.functional.namespace == "tensorplay":
             _check_apart(func, how.names, named)
         _check_lists(func, how.names, named)
@@ -320,15 +321,30 @@ def _name(op: torch._ops.OpOverload) -> str:
 
 
 def crosses(target: Tensor, source: Tensor) -> bool:
-    """Whether a copy reads memory that it writes elsewhere: then the order of its steps decides what eager gives."""
+    """Whether a step that writes one reads memory that it writes elsewhere: then the order of its steps decides what
+    eager gives."""
     same = (target.shape, target.stride(), target.storage_offset()) == (source.shape, source.stride(), source.storage_offset())
-    if _storage(target) != _storage(source) or (same and target.dtype == source.dtype):
+    return overlap(target, source) and not (same and target.dtype == source.dtype)
+
+
+def overlap(a: Tensor, b: Tensor) -> bool:
+    """Whether two tensors share an element."""
+    if _storage(a) != _storage(b) or not a.numel() or not b.numel():
         return False
-    if target.dtype != source.dtype:
+    if a.dtype != b.dtype:
         return True
-    memory = torch.zeros(target.untyped_storage().nbytes() // target.element_size(), dtype=torch.bool)
-    memory.as_strided(target.shape, target.stride(), target.storage_offset()).fill_(True)
-    return bool(memory.as_strided(source.shape, source.stride(), source.storage_offset()).any())
+    (first, last), (start, end) = _extent(a), _extent(b)
+    if last < start or end < first:
+        return False
+    memory = torch.zeros(max(last, end) + 1 - min(first, start), dtype=torch.bool)
+    memory.as_strided(a.shape, a.stride(), first - min(first, start)).fill_(True)
+    return bool(memory.as_strided(b.shape, b.stride(), start - min(first, start)).any())
+
+
+def _extent(t: Tensor) -> tuple[int, int]:
+    """The first and the last element of the storage that a tensor has."""
+    first: Any = t.storage_offset()
+    return first, first + sum((n - 1) * st for n, st in zip(t.shape, t.stride(), strict=True))
 
 
 def _storage(t: Tensor) -> int:
@@ -355,16 +371,26 @@ def _is_number(t: Tensor) -> bool:
 
 
 
+def _check_order(func: Any, names: tuple[str, ...], named: dict[str, Any]) -> None:
+    """What is written may be read at the same place only: eager's loops go over the elements in an order of their own."""
+    for name in names:
+        target = named[name]
+        for other, value in named.items():
+            if isinstance(target, Tensor) and other != name and any(crosses(target, t) for t in _tensors(value)):
+                raise UnsupportedError(f"{func} reads elements of {name} that it has already written")
+
+
 def _check_lists(func: Any, names: tuple[str, ...], named: dict[str, Any]) -> None:
     """An operator on lists writes one tensor after another; no tensor may be read at another place of the list."""
-    owner: dict[int, int] = {}
     for name in names:
-        if isinstance(named[name], (list, tuple)):
-            owner.update((_storage(t), i) for i, t in enumerate(_tensors(named[name])))
-    for value in named.values() if owner else ():
-        for i, t in enumerate(_tensors(value)):
-            if owner.get(_storage(t), i) != i:
-                raise UnsupportedError(f"{func} reads what it writes elsewhere in its lists")
+        written = _tensors(named[name]) if isinstance(named[name], (list, tuple)) else []
+        for value in named.values() if written else ():
+            by_storage: dict[int, list[tuple[int, Tensor]]] = {}
+            for i, t in enumerate(_tensors(value)):
+                by_storage.setdefault(_storage(t), []).append((i, t))
+            for i, t in enumerate(written):
+                if any(k != i and overlap(t, other) for k, other in by_storage.get(_storage(t), ())):
+                    raise UnsupportedError(f"{func} reads what it writes elsewhere in its lists")
 
 
 def _spec(result: Any) -> Any:
