@@ -18,8 +18,10 @@ import torch
 from torch import fx
 from torch.overrides import TorchFunctionMode
 
+from ..collectives import name_of
 from ..key.sources import Attribute, Method, Source
 from . import ambient
+from .exchange import C10D, exchange, exchange_in_place
 from .gates import Taken, Trait
 from .isolate import isolate
 from .patches import apply_function, opened
@@ -55,7 +57,7 @@ class Recorder(Values, TorchFunctionMode):
         self.gates: list[Taken] = []
         self.python_valued: set[fx.Node] = set()
         self.rows: list[tuple[Source, Any]] = []
-        self.watch = Watch(self._before_write)
+        self.watch = Watch(self._before_write, lambda op, args: exchange_in_place(self, op, args))
         self._applies: list[Call] = []
         self.execution: Any = None
         self._levels = 0  # of torch.func transforms that are open
@@ -89,10 +91,13 @@ class Recorder(Values, TorchFunctionMode):
             return self._gradient(args[0])
         if func is Tensor.__deepcopy__:
             return self._deepcopy(args[0])
-        if self._levels == 0 and func in self.learned.inlined and func is not self._opening:
+        entered = func in self.learned.inlined or getattr(func, "__module__", "") == C10D
+        if self._levels == 0 and entered and func is not self._opening:
             return self._inline(func, args, kwargs)
         if func is self._opening:
             return self._body(func, args, kwargs)
+        if name_of(func):
+            return exchange(self, func, args, kwargs)
         kind = CONVERSIONS.get(func)
         if kind is not None:
             return self._convert(kind, func, args, kwargs)
@@ -137,16 +142,16 @@ class Recorder(Values, TorchFunctionMode):
             result = self._original(result)
         return self._append(func, node_args, node_kwargs, args, result, seen)
 
-    @contextlib.contextmanager
-    def _aside(self) -> Iterator[None]:
-        """Operators of our own, which are no part of the function."""
-        outer, self.watch.seen = self.watch.seen, Seen()
-        try:
     def _reads(self, tensor: Tensor) -> None:
         """A tensor of the caller that a function which stays one node reads itself is an input, too."""
         if id(tensor) not in self._known and self.reach.source_of(tensor) is not None:
             self.node_of(tensor)
 
+    @contextlib.contextmanager
+    def _aside(self) -> Iterator[None]:
+        """Operators of our own, which are no part of the function."""
+        outer, self.watch.seen = self.watch.seen, Seen()
+        try:
             yield
         finally:
             self.watch.seen = outer
@@ -332,7 +337,7 @@ class Recorder(Values, TorchFunctionMode):
 
     def _body(self, func: Any, args: tuple, kwargs: dict) -> Any:
         self._opening = None
-        with opened(func), self:
+        with opened(inspect.unwrap(func)), self:
             return func(*args, **kwargs)
 
     # ---- special calls -------------------------------------------------------------------------------------------
@@ -373,13 +378,13 @@ class Recorder(Values, TorchFunctionMode):
             self._applies.append(target)
         with torch._C.DisableTorchFunction():
             result = self.record(target, args, kwargs, run=lambda *a, **k: fn(*a, **k))
+        if reason:
+            next(n for n in reversed(self.graph.nodes) if n.target is target).meta["reason"] = reason
         if any(value is not None and not isinstance(value, Tensor) for value in leaves(result)):
             self.refuse(f"{target.__name__} stays one node and returns a {type(result).__name__}, not tensors alone")
         return result
 
     def assumed(self, fn: Any, args: tuple, kwargs: dict) -> Any:
-        if reason:
-            next(n for n in reversed(self.graph.nodes) if n.target is target).meta["reason"] = reason
         """A function whose result its author declares constant."""
         self.execution.paused = True
         try:
@@ -445,11 +450,11 @@ def _saved_tensor_hooks() -> Any:
 
 def _parameter_names(fn: Any) -> list[str]:
     """The names of the positional parameters, as far as they have any."""
+    if getattr(fn, "__name__", "") == "_call_impl":  # the call of a module, compiled in place
+        fn = fn.__self__
     target = fn.forward if isinstance(fn, torch.nn.Module) else fn
     try:
         parameters = inspect.signature(target).parameters.values()
     except (TypeError, ValueError):
         return []
-    if getattr(fn, "__name__", "") == "_call_impl":  # the call of a module, compiled in place
-        fn = fn.__self__
     return [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]

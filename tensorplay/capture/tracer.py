@@ -24,6 +24,7 @@ from ..errors import FirstCallError, GraphCaptureError
 from . import ambient
 from .captured import Captured, Gate
 from .effects import Snapshot
+from .exchange import coordinator
 from .execution import Execution
 from .gates import Random, replay_graph
 from .isolate import isolate
@@ -116,6 +117,8 @@ def _once(
     settings: list[tuple[Any, Any]] = []
 
     def began(frame: types.FrameType, new: bool) -> bool:
+        if reason := coordinator(frame.f_globals.get("__name__", "")):
+            recorder.refuse(reason)
         size = reach.size
         again = reach.add_frame(frame)
         if not new and reach.size == size:

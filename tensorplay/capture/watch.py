@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from ..collectives import FUNCTIONAL, IN_PLACE
+
 aten = torch.ops.aten
 
 # write their statistics in training without a mark in the schema: operator -> (position of `training`, written positions)
@@ -36,9 +38,9 @@ class Seen:
     read: list[torch.Tensor] = field(default_factory=list)  # tensors that became Python values
     hidden: bool = False  # a whole-tensor data read, such as aten.equal
     opaque: bool = False  # a value computed inside became a Python value
-
-
     reads: Callable[[torch.Tensor], Any] | None = None  # told what the operators of a function that stays whole read
+
+
 @dataclass(frozen=True)
 class Traits:
     """What the schema and the tags of an operator say."""
@@ -103,27 +105,30 @@ class Watch(TorchDispatchMode):
     def ignore_compile_internals(cls) -> bool:
         return True
 
-    def __init__(self, before_write: Callable[..., None]) -> None:
+    def __init__(self, before_write: Callable[..., None], exchange: Callable[[Any, tuple], Any]) -> None:
         super().__init__()
         self.before_write = before_write
+        self.exchange = exchange  # runs in place of what communicates with other processes
         self.seen: Seen | None = None
         self.stray = Seen()  # operators under no torch function at all
         self.alone: Callable[[Any, tuple, dict, Seen], Any] | None = None  # runs and records those, where they count
 
     def __torch_dispatch__(self, op: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         kwargs = kwargs or {}
+        if op.namespace == IN_PLACE or op.namespace in FUNCTIONAL:
+            return self.exchange(op, args)
         alone = self.alone if self.seen is None else None
         seen = self.seen if self.seen is not None else self.stray if alone is None else Seen()
         facts = traits(op)
+        if seen.reads is not None:
+            for value in (*args, *kwargs.values()):
+                for t in _tensors(value):
+                    seen.reads(t)
         if facts.writes or facts.named_writes:
             for position in facts.writes:
                 if position < len(args):
                     self._write(args[position], seen)
             for name in facts.named_writes:
-        if seen.reads is not None:
-            for value in (*args, *kwargs.values()):
-                for t in _tensors(value):
-                    seen.reads(t)
                 if name in kwargs:
                     self._write(kwargs[name], seen)
         unmarked = UNMARKED_WRITES.get(op)

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from ... import collectives
 from ...errors import UnsupportedError
 from ..loops.nodes import Spec
 from . import decompose
@@ -138,6 +139,8 @@ class Recorder(TorchDispatchMode):
             raise UnsupportedError("an operator that draws from a generator of its own")
         if func.namespace == "profiler":  # names a stretch of the program for whoever measures it
             return func(*args, **kwargs)
+        if collective := collectives.name_of(func):
+            return self.exchange(collective, func, args)
         if func in DROPPED:
             result = func(*args, **kwargs)
             self.bind(result, self.node(args[0]))
@@ -166,6 +169,17 @@ class Recorder(TorchDispatchMode):
             if func.is_view and any(result is a for a in args):  # a view that changes nothing may give its argument back
                 return result
             self.add(func, args, kwargs, result, random(func) or func.namespace == "tensorplay")
+        return result
+
+    def exchange(self, name: str, func: torch._ops.OpOverload, args: tuple) -> Any:
+        """Nothing is sent while operators are recorded; at each call one operator exchanges and waits."""
+        if name not in collectives.STAND_INS:
+            raise UnsupportedError(f"{func} exchanges data in a way that has no functional overload")
+        result = collectives.STAND_INS[name](*args)
+        if name in collectives.WAITS:
+            self.bind(result, self.node(args[0]))
+        else:
+            self.add(collectives.waiting(func), collectives.plain(args), {}, result, ordered=True)
         return result
 
     def scalar(self, func: torch._ops.OpOverload, args: tuple, result: Any) -> Any:
