@@ -14,6 +14,8 @@ from typing import Any
 
 import torch
 
+from ..ops.row import ROWS, Row
+
 aten = torch.ops.aten
 
 # change what memory a tensor owns; no value can stand for that
@@ -101,11 +103,33 @@ def on_copies(op: torch._ops.OpOverload) -> torch._ops.OpOverload:
     return getattr(torch.ops.tensorplay, name).default
 
 
+@functools.cache
+def laid_out(op: torch._ops.OpOverload) -> torch._ops.OpOverload:
+    """An operator that draws into its first argument, as one that draws into fresh memory of a given stride: into memory
+    with gaps, or in another order than the elements', torch draws other numbers."""
+    schema: Any = op._schema
+    name = re.sub(r"\W", "_", f"{op.name()}_laid_out")
+    arguments = _ALIAS.sub("", str(schema).partition("(")[2].rpartition(") -> ")[0])
+
+    def run(self: torch.Tensor, stride: list[int], *args: Any, **kwargs: Any) -> torch.Tensor:
+        fresh = torch.empty_strided(self.shape, stride, dtype=self.dtype, device=self.device)
+        return op(fresh, *args, **kwargs).contiguous()
+
+    library = torch.library.Library("tensorplay", "FRAGMENT")
+    library.define(f"{name}({arguments.replace('Tensor self', 'Tensor self, int[] stride', 1)}) -> Tensor")
+    library.impl(name, run, "CompositeExplicitAutograd")
+    _LIBRARIES.append(library)
+    found = getattr(torch.ops.tensorplay, name).default
+    ROWS[found] = Row("library", None, ordered=True)
+    return found
+
+
 def _candidates(op: torch._ops.OpOverload, reshapes: bool) -> Iterator[torch._ops.OpOverload]:
     """Overloads without writes that take the same arguments, those that receive results left out."""
     space, name = op._schema.name.split("::")
     wanted = sorted((a.name, str(a.type)) for a in op._schema.arguments if not a.is_out)
-    for candidate in (name.removesuffix("_"), name + "_functional", name.removesuffix("_") + "_functional", name):
+    plain = name.replace("__i", "__", 1) if name.startswith("__i") else name.removesuffix("_")
+    for candidate in (plain, name + "_functional", plain + "_functional", name):
         packet: Any = getattr(getattr(torch.ops, space), candidate, None)
         if packet is None:
             continue

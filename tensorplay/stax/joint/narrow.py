@@ -19,7 +19,7 @@ from torch import fx
 
 from ..loops.nodes import Spec
 from .functional import dense
-from .mutate import bound
+from .mutate import bound, laid_out
 
 aten = torch.ops.aten
 HALF = (torch.bfloat16, torch.float16)
@@ -34,12 +34,16 @@ def narrow(graph: fx.Graph) -> None:
             node.args = (*node.args[:3], None, None, *node.args[5:])  # in training it reads the saved statistics only
         if node.op != "call_function" or node.meta.get("backward"):
             continue
-        if node.target in MASKS and node.meta["spec"].dtype.is_floating_point:
+        if _is_mask(node.target) and node.meta["spec"].dtype.is_floating_point:
             _mask(graph, node)
         elif node.target is aten.native_layer_norm.default:
             _normalize(graph, node, lambda rank: None)
         elif node.target in BATCH_NORMS and node.args[-3] is True:
             _normalize(graph, node, lambda rank: [-1] + [1] * (rank - 2) if rank > 2 else None)
+
+
+def _is_mask(target: Any) -> bool:
+    return target in MASKS or (getattr(target, "namespace", "") == "tensorplay" and target is laid_out(aten.bernoulli_.float))
 
 
 class _Writer:

@@ -21,7 +21,7 @@ from ... import collectives
 from ...errors import UnsupportedError
 from ..loops.nodes import Spec
 from . import decompose
-from .mutate import BATCH_NORM, bound, random, writes
+from .mutate import BATCH_NORM, bound, laid_out, random, writes
 
 aten = torch.ops.aten
 DROPPED = {aten.detach.default, aten.alias.default}  # bookkeeping of autograd: the result is its argument
@@ -231,6 +231,8 @@ class Recorder(TorchDispatchMode):
         inputs = {a.name: named[a.name] for a in how.functional._schema.arguments}
         if func is aten.fill_.Tensor and self.fixed(args[1]):
             results: Any = self.call(aten.fill.Scalar, {"self": args[0], "value": args[1].item()})
+        elif random(func) and how.names == ("self",) and not args[0].is_contiguous():
+            results = self.call(laid_out(func), inputs | {"stride": list(args[0].stride())})
         else:
             results = self.call(how.functional, inputs)
         results = (results,) if len(how.functional._schema.returns) == 1 else tuple(results)

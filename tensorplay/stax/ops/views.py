@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from ...errors import UnsupportedError
 from ..expr import (
     Expr,
     add,
@@ -247,16 +248,17 @@ def _as_strided(cx: Any, x: Lowered, size: Any, stride: Any, storage_offset: int
     """Only over a buffer that is laid out as eager's storage: the operand must lie in it exactly as it does there."""
     source = cx.operand_spec
     found = cx.strided(x, source.stride)
-    if found is None and source.offset == 0 and sum((n - 1) * st for n, st in zip(source.size, source.stride)) + 1 == source.numel:
+    other = found is None or found.stride != source.stride
+    if other and source.offset == 0 and sum((n - 1) * st for n, st in zip(source.size, source.stride)) + 1 == source.numel:
         x = cx.store(x, source.stride)
         found = cx.strided(x, source.stride)
     if found is None or found.stride != source.stride:
-        raise Refuse("as_strided of a value that has no memory of eager's layout")
+        raise UnsupportedError("as_strided of a value that has no memory of eager's layout")  # torch's own would read ours
     offset = (source.offset if storage_offset is None else storage_offset) - source.offset + found.offset
     buffer = cx.buffers[found.buffer]
     last = offset + sum((n - 1) * st for n, st in zip(size, stride, strict=True))
     if numel(size) and not 0 <= offset <= last < buffer.span:
-        raise Refuse("as_strided beyond the memory of its operand")
+        raise UnsupportedError("as_strided beyond the memory of its operand")
     size = tuple(size)
     at = linear(point(size), tuple(stride), offset)
     return Lowered(size, x.dtype, cast(load(buffer.name, at, buffer.dtype), compute(x.dtype)), x.origins)
