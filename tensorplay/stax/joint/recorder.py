@@ -58,8 +58,8 @@ class Recorder(TorchDispatchMode):
         self.constants = torch.nn.Module()
         self.foreign = foreign  # storage -> what owns it
         self.known: set[int] = set()  # tensors that may become constants
-        self.held: list[Tensor] = []
         self.originals: dict[int, fx.Node] = {}  # the caller's own tensors, which a function that stays whole reads itself
+        self.held: list[Tensor] = []
         self.named: dict[int, fx.Node] = {}  # constant tensor -> its node
         self.items: dict[Result, fx.Node] = {}
         self.line = ""
@@ -224,9 +224,9 @@ class Recorder(TorchDispatchMode):
         for name in how.names:
             for t in _tensors(named[name]):
                 self.may_write(t)
-        _check_order(func, how.names, named)
         if how.functional.namespace == "tensorplay":
             _check_apart(func, how.names, named)
+        _check_order(func, how.names, named)
         _check_lists(func, how.names, named)
         inputs = {a.name: named[a.name] for a in how.functional._schema.arguments}
         if func is aten.fill_.Tensor and self.fixed(args[1]):
@@ -373,18 +373,18 @@ def _tensors(value: Any) -> Iterable[Tensor]:
 
 def _check_apart(func: Any, names: tuple[str, ...], named: dict[str, Any]) -> None:
     """What a library's operator writes, it must not read through another argument: it runs on copies."""
-    storages = [_storage(t) for value in named.values() for t in _tensors(value)]
     for name in names:
-        if storages.count(_storage(named[name])) > 1:
+        others = [t for other, value in named.items() if other != name for t in _tensors(value)]
+        if any(overlap(t, other) for t in _tensors(named[name]) for other in others):
             raise UnsupportedError(f"{func} writes {name}, whose memory another argument shares")
+
+
 def _is_number(t: Tensor) -> bool:
     """Whether a tensor is a Python number that torch wrapped: such a one does not widen a tensor of its kind."""
     if t.dim() or t.device.type != "cpu":
         return False
     narrow = torch.complex32 if t.is_complex() else torch.float16 if t.is_floating_point() else torch.int8
     return t.dtype is torch.bool or (t.dtype is not narrow and torch.result_type(torch.empty((), dtype=narrow), t) is narrow)
-
-
 
 
 def _check_order(func: Any, names: tuple[str, ...], named: dict[str, Any]) -> None:
