@@ -175,26 +175,21 @@ def _rows(x: Lowered, dim: int) -> tuple[Lowered, int]:
     return (x, dim % len(x.size)) if x.size else (Lowered((1,), x.dtype, x.body, x.origins), 0)
 
 
-@declare("reduction", aten._softmax_backward_data.default, reads=2)
-def _softmax_backward(cx: Any, g: Lowered, y: Lowered, dim: int, input_dtype: Any) -> Lowered:
-    size = y.size
-    if not y.numel:
-        raise Refuse("softmax of nothing")
-    g, dim = _rows(cx.kept(widened(g)), dim)
-    y, _ = _rows(cx.kept(widened(y)), dim)
-    (total,) = cx.reduce("sum", mapped(lambda a, b: a * b, g, y), (dim,), True)
-    return nominal(reshaped(cx, mapped(lambda a, b, t: (a - t) * b, g, y, total), size), cx.spec.dtype)
+def _softmax(operator: torch._ops.OpOverload, weighted: bool, formula: Callable[..., Scalar]) -> None:
+    """The derivative of a softmax: formula(gradient, result, sum along the row); `weighted`: of the gradient times the result."""
+
+    @declare("reduction", operator, reads=2)
+    def lower(cx: Any, g: Lowered, y: Lowered, dim: int, input_dtype: Any) -> Lowered:
+        if not y.numel:
+            raise Refuse("softmax of nothing")
+        size, y = y.size, widened(y)
+        (g, along), (y, _) = _rows(cx.kept(widened(g)), dim), _rows(cx.kept(y) if weighted else y, dim)
+        (total,) = cx.reduce("sum", mapped(lambda a, b: a * b, g, y) if weighted else g, (along,), True)
+        return nominal(reshaped(cx, mapped(formula, g, y, total), size), cx.spec.dtype)
 
 
-@declare("reduction", aten._log_softmax_backward_data.default, reads=2)
-def _log_softmax_backward(cx: Any, g: Lowered, y: Lowered, dim: int, input_dtype: Any) -> Lowered:
-    size = y.size
-    if not y.numel:
-        raise Refuse("softmax of nothing")
-    g, dim = _rows(cx.kept(widened(g)), dim)
-    y, _ = _rows(widened(y), dim)
-    (total,) = cx.reduce("sum", g, (dim,), True)
-    return nominal(reshaped(cx, mapped(lambda a, b, t: a - s.exp(b) * t, g, y, total), size), cx.spec.dtype)
+_softmax(aten._softmax_backward_data.default, True, lambda g, y, total: (g - total) * y)
+_softmax(aten._log_softmax_backward_data.default, False, lambda g, y, total: g - s.exp(y) * total)
 
 
 def _sums(cx: Any, x: Lowered, dims: Sequence[int]) -> Lowered:
