@@ -7,6 +7,7 @@ Always: both runs start from the same generator state on clones of the sample's 
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
 import re
@@ -80,6 +81,32 @@ def compare(got: object, want: object, values: bool = True, zeros: bool = True, 
     return type(got) is type(want) and (got == want or got != got)
 
 
+def nearer(got: object, want: object, exact: object) -> bool:
+    """Whether each float is as near to the exact value as twice what eager's is away from it, and a rounding of the largest."""
+    mine, its, true = ([t for t in tree_leaves(v) if isinstance(t, torch.Tensor)] for v in (got, want, exact))
+    if not [t.shape for t in mine] == [t.shape for t in its] == [t.shape for t in true]:
+        return False
+    for g, w, e in zip(mine, its, true):
+        if not w.is_floating_point():
+            if not equal(g, w):
+                return False
+            continue
+        g, w, e = g.double(), w.double(), e.double()
+        unit = torch.finfo(torch.bfloat16 if mine and any(t.dtype == torch.bfloat16 for t in its) else torch.float32).eps
+        finite = e.isfinite() & w.isfinite()
+        off, allowed = (g - e)[finite].abs(), (w - e)[finite].abs()
+        if off.numel() and bool((off > 2 * allowed.max() + unit * e[finite].abs().max().clamp(min=1)).any()):
+            return False
+        if not bool(((g == w) | (g.isnan() & w.isnan()))[~finite].all()):
+            return False
+    return True
+
+
+def metadata(x: object) -> object:
+    """Shapes, strides, dtypes and layouts in place of tensors."""
+    return tree_map(lambda t: (tuple(t.shape), t.stride() if t.layout == torch.strided else t.layout, t.dtype) if isinstance(t, torch.Tensor) else t, x)
+
+
 def cloned(x: object) -> object:
     if not isinstance(x, torch.Tensor):
         return x
@@ -119,13 +146,36 @@ class Trial:
     def difference(self, got: tuple, want: tuple, values: bool = True, zeros: bool = True) -> str:
         """Why one run is not as good as the other; '' where it is."""
         (out, leaves, state), (expected, kept, drawn) = got, want
+        shown = f"eager {expected!r:.300} compiled {out!r:.300}"
         if out[0] == "error" or expected[0] == "error":
-            same = out == expected  # class and first line
-        else:
-            same = compare(out[1], expected[1], values, zeros, self.bounds) and torch.equal(state, drawn)
-        if same and compare(leaves, kept, values, zeros, self.bounds):
-            return ""
-        return f"eager {expected!r:.300} compiled {out!r:.300}"
+            return "" if out == expected else shown  # class and first line
+        if not torch.equal(state, drawn):
+            return f"generator: {shown}"
+        for what, mine, its in (("result", out[1], expected[1]), ("arguments", leaves, kept)):
+            if not compare(mine, its, False):
+                return f"{what}: eager {metadata(its)!r:.300} compiled {metadata(mine)!r:.300}"
+            if values and not compare(mine, its, True, zeros, self.bounds):
+                exact = self.exact()[what == "arguments"]
+                if exact is None or not nearer(mine, its, exact):
+                    return f"{what}: {shown}"
+        return ""
+
+    def exact(self) -> tuple[object, object]:
+        """Result and arguments of the function in float64, None where it has none."""
+        sample = self.sample
+
+        def doubled(x: object) -> object:
+            if not isinstance(x, torch.Tensor):
+                return torch.float64 if x in (torch.bfloat16, torch.float32) else x
+            made = copy.deepcopy(x.detach())
+            return made.double().requires_grad_(x.requires_grad) if x.dtype in (torch.bfloat16, torch.float32) else made
+
+        with contextlib.suppress(Exception), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            leaves = tree_map(doubled, (sample.input, tuple(sample.args), dict(sample.kwargs)))
+            torch.default_generator.manual_seed(0)
+            return self.answer(self.function, leaves), leaves
+        return None, None
 
     def result(self) -> dict[str, object]:
         asked = not UNDEFINED.match(self.op.name), not EITHER_ZERO.match(self.op.name)
