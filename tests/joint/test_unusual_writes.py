@@ -350,6 +350,135 @@ def inplace_pow(x):
 
 def matmul_ip(x):
     y = x @ x.t(); y @ y; y[0] @= y; return y
+
+def strided_in(x):
+    v = x[:, ::2]; v.add_(1); return v.as_strided((2, 2), (1, 1), 0) * 1, x
+
+def reshape_of_written_strided(x):
+    v = x[:, ::2]; v.add_(1); return v.reshape(-1), v.flatten()[0], v.contiguous().view(-1)
+
+def out_is_view_of_written(x):
+    v = x[1:, 1:]; v.mul_(2); return v, v.t(), v[0], x[2]
+
+def clone_then(x):
+    v = x.t().clone(); v.add_(1); return v, v.view_as(v), v.contiguous()
+
+def preserve(x):
+    v = torch.empty_like(x.t()); v.copy_(x.t()); return v, v + 0, torch.zeros_like(v)
+
+def chan_last(x):
+    y = x.view(1, 3, 2, 2).to(memory_format=torch.channels_last); y.add_(1); return y, y.clone(), y * 2, y.contiguous()
+
+def size1(x):
+    y = x[:1].t() * 1; y.add_(1); z = y.expand(4, 1); z.mul_(2); return y, z, z.t(), z + 0
+
+def inplace_on_reduced(x):
+    s = x.sum(0, keepdim=True); s[0, 1] = 5; s.div_(2); return s, x / s
+
+def view_after_resize_view(x):
+    y = x * 1; v = y.view(2, 6); w = v.view(12); w[3] = 9; v[1] = w[:6]; return y, v, w
+
+def write_through_two(x):
+    y = x * 1; a = y[:2]; b = y[1:]; a.add_(1); b.mul_(2); a.sub_(b); return y, a, b
+
+def cond_write(x):
+    y = x * 1
+    if y.sum() > 0:
+        y[0] = 1
+    else:
+        y[1] = 2
+    y.add_(1)
+    return y
+
+def loop_views(x):
+    v = x
+    for i in range(30):
+        v = v.t() if i % 2 else v.view(-1).view(3, 4) if v.is_contiguous() else v
+        v[0] += 1
+    return v, x
+
+def minmax_out(x):
+    a = torch.empty(4); i = torch.empty(4, dtype=torch.long); torch.min(x, 0, out=(a, i)); torch.add(a, i, out=a); return a, i
+
+def nonzero_alias(x):
+    y = x * 1; z = y; z += 1; y = y + 0; z *= 2; return y, z
+
+def self_ref(x):
+    x.copy_(x); x.add_(x); x.mul_(x[0]); return x * 1
+
+def self_bcast(x):
+    x.sub_(x[:, :1]); return x * 1
+
+def self_bcast2(x):
+    x.div_(x.sum(0)); x[0].add_(x[1]); x[:, 0] -= x[:, 1]; return x * 1
+
+def normalize_rows(x):
+    x /= x.norm(dim=1, keepdim=True); x -= x.mean(); return x * 1
+
+def int_writes(x):
+    i = x.long(); i += 3; i[i > 2] = 0; i <<= 1; i[0] //= 2; i.clamp_(0, 4); return i, i.float()
+
+def bool_writes(x):
+    b = x > 0; b[0] = True; b |= x < -1; b.logical_not_(); b[1].zero_(); return b, b.sum()
+
+def half_writes(x):
+    h = x.half(); h += x; h[0].mul_(2); b = x.bfloat16(); b.copy_(h); b[1] = x[1]; return h, b
+
+def sum_out(x):
+    o = torch.zeros(4); torch.sum(x, 0, out=o); torch.mean(x, 1, out=o[:3]); return o
+
+def matmul_out(x):
+    o = torch.empty(3, 3); torch.matmul(x, x.t(), out=o); torch.mm(o, o.clone(), out=o); return o
+
+def arange_out(x):
+    o = torch.empty(4); torch.arange(4, out=o); return o + x
+
+def rand_out(x):
+    o = torch.empty(3, 4); torch.rand(3, 4, out=o); torch.randn(3, 4, out=o[:]); return o
+
+def stack_out(x):
+    o = torch.empty(2, 3, 4); torch.stack([x, x + 1], out=o); o[0].add_(1); return o
+
+def gather_scatter(x):
+    i = torch.tensor([[0, 1, 0, 2]]); y = x * 1; y.scatter_(0, i, 5.0); y.scatter_add_(0, i, x[:1]); y.scatter_reduce_(0, i, x[:1], "amax"); return y, y.gather(0, i)
+
+def fill_nan(x):
+    y = x * 1; y.fill_(float("nan")); y[0] = float("-inf"); y[1].copysign_(torch.tensor(-1.0)); return y
+
+def negzero(x):
+    y = x * 0; y.neg_(); y[0].abs_(); z = y + 0.0; return y, z, 1 / y
+
+def tril_(x):
+    y = x * 1; y.tril_(); y.triu_(-1); return y
+
+def renorm_(x):
+    x.renorm_(2, 0, 1.0); return x * 1
+
+def cumsum_(x):
+    x.cumsum_(0); x.cumprod_(1); return x * 1
+
+def random_after(x):
+    y = torch.rand_like(x); y[0] = x[0]; y.add_(torch.rand(4)); return y, torch.rand(1)
+
+def where_self(x):
+    x[:] = torch.where(x > 0, x, x.t().reshape(3, 4)); return x * 1
+
+def nested_fn(x):
+    def g(t):
+        t.mul_(2)
+        return t[0]
+    
+    
+    return g(x) + g(x.view(4, 3))[:1], x
+
+def dict_out(x):
+    d = {"a": x * 1}; d["b"] = d["a"][0]; d["b"].add_(1); return d["a"], d["b"]
+
+def tuple_swap(x):
+    a, b = x[0], x[1]; a[:], b[:] = b.clone(), a.clone(); return x * 1
+
+def inplace_view_shape(x):
+    y = x * 1; v = y[1:]; y.unsqueeze_(0); y[0, 1] = 3; v[0].add_(1); return y, v
 """
 TRAINED = """
 def leaf_inplace_error(w, x):
@@ -489,6 +618,7 @@ def saved_then_written_ok(w, x):
 """
 EAGER = {  # overlapping memory, storages, sizes, bits and complex values that no kernel has, sizes that depend on data
     "unfold_overlap_write", "real_imag", "conj_write", "neg_view", "out_resizes", "set_", "set_input", "resize_", "resize_big", "data_assign", "input_t_", "mask_set", "slice_step", "view_dtype", "view_dtype_narrow",
+    "self_bcast", "arange_out", "rand_out",
 }  # fmt: skip
 EAGER_TRAINED = {"sigmoid_overwrite", "exp_overwrite_error", "input_write_after", "saved_then_written"}  # backward raises
 
