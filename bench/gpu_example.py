@@ -30,8 +30,10 @@ from tensorplay.stax.schedule.schedule import schedule
 from tensorplay.stax.schedule.verify import verify_plan
 
 CUDA = Target(device="cuda")
-# for --sweep: elements of a row in registers, of a walk, of a thread
-LIMITS = ((4096, 2048, 8), (4096, 8192, 8), (16384, 8192, 16), (32768, 8192, 16), (32768, 16384, 32), (65536, 8192, 32))
+# for --sweep: rows that are walked again (elements held over all operands, of a walk, of a thread in either case), and
+# the outputs and rows of a block of a scan across memory
+LIMITS = ((32768, 8192, 32, 8), (32768, 4096, 32, 8), (32768, 16384, 32, 16), (65536, 8192, 64, 8), (4096, 8192, 32, 8))
+SCANS = ((16, 128), (16, 256), (32, 64), (32, 256), (64, 64))
 SQUARE, WIDE, FLAT = (16384, 16384), (8192, 50304), (1, 1 << 28)
 # name: function of x and w, its sizes
 CASES: dict[str, tuple[Callable[..., Any], tuple[tuple[int, int], ...]]] = {
@@ -115,23 +117,24 @@ def compare(name, f, size, dtype, copy):
 
 
 def sweep(copy):
-    """Rows that are walked again, under other limits: elements held in registers, of a walk, for each thread."""
-    print("\n| kernel | size | dtype | held | walk | a thread | ms | share of copy |\n|---|---|---|---|---|---|---|---|")
-    for name, size, dtype in itertools.product(
-        ("softmax(x)", "layer_norm(x, w, w)"), (SQUARE, WIDE), (torch.float32, torch.bfloat16)
-    ):
-        f = CASES[name][0]
-        x, w = (torch.randn(*size, device="cuda").to(dtype) for _ in range(2))
-        for held, walk, thread in LIMITS:
-            kernel.AGAIN, kernel.REWALK, kernel.THREAD = held, walk, thread
+    """The same kernels under other limits."""
+    print("\n| kernel | size | dtype | limits | ms | share of copy |\n|" + "---|" * 6)
+    rows = itertools.product(("softmax(x)", "layer_norm(x, w, w)"), (SQUARE, WIDE), LIMITS)
+    for name, size, limits in [*rows, *itertools.product(("cumsum(x, 0)",), (SQUARE,), SCANS)]:
+        if limits in SCANS:
+            kernel.SCAN = limits
+        else:
+            kernel.AGAIN, kernel.REWALK, kernel.HELD, kernel.PASSED = limits
+        for dtype in (torch.float32, torch.bfloat16):
+            x, w = (torch.randn(*size, device="cuda").to(dtype) for _ in range(2))
             try:
-                plan, _, module = build(f, x, w)
+                plan, _, module = build(CASES[name][0], x, w)
                 time = milliseconds(functools.partial(launch.run, plan, module, [x, w][: len(plan.loops.inputs)]))
-                moved = sum(k.model_bytes for k in plan.kernels)
-                cells = f"{time:.4f} | {moved / time / 1e6 / copy:.2f}"
+                share = sum(k.model_bytes for k in plan.kernels) / time / 1e6 / copy
+                cells = f"{time:.4f} | {share:.2f}"
             except Exception as problem:
                 cells = f"{type(problem).__name__} | "
-            print(f"| {name} | {size[0]} x {size[1]} | {str(dtype)[6:]} | {held} | {walk} | {thread} | {cells} |", flush=True)
+            print(f"| {name} | {size[0]} x {size[1]} | {str(dtype)[6:]} | {limits} | {cells} |", flush=True)
 
 
 def main():

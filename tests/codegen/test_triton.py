@@ -79,7 +79,7 @@ def test_scans_carry_from_block_to_block(kind):
     assert "# looped scan: x 3, r0 10000" in out and "carry" in out and "tl.associative_scan" in out
     out = text(running(kind, 1, 3, 100))
     assert "# persistent scan" in out and "carry" not in out
-    assert "XBLOCK=64" in text(running(kind, 0, 100, 512))
+    assert "XBLOCK=32" in text(running(kind, 0, 1000, 512))
 
 
 def test_a_row_that_is_walked_again_is_held_where_it_fits():

@@ -61,7 +61,7 @@ def main(first: int, last: int) -> int:
     for kind, dtype, (size, axis) in product(("sum", "prod", "max_index", "min_index"), (F32, I64), SCANS):
         loops = running(kind, dtype, size, axis)
         x = torch.randint(-3, 4, size).to(dtype) if kind in ("sum", "prod") else tensor(loops.inputs[0], 3)
-        for kernel.PERSISTENT, kernel.WALK, kernel.COLUMN in ((4, 4, 4), (4096, 2048, 64)):
+        for kernel.PERSISTENT, kernel.WALK, kernel.COLUMN, kernel.SCAN in ((4, 4, 4, (4, 4)), (4096, 2048, 64, (32, 128))):
             counts["scans"] += 1
             if not all(map(equal, *both(loops, [x]))):
                 counts["wrong"] += 1

@@ -28,7 +28,8 @@ PERSISTENT = 4096  # elements of the longest row that is always held in register
 AGAIN = 32768  # the same, over all operands, of a row that would be walked more than once
 WALK = 2048  # elements of a row that a looped kernel takes at a time
 REWALK = 8192  # the same where the row is walked again: few rows in flight, so that they stay in the cache between
-THREAD = 16  # elements of a row for each thread where the row is long
+HELD, PASSED = 32, 8  # elements for each thread of a long row in registers, of a block that is walked again
+SCAN = (32, 128)  # outputs and rows that a program takes where a scan runs across memory
 COLUMN = 64  # rows and outputs that a program takes where neighbours in memory are neighbouring outputs
 BLOCK = 1024  # elements that a program takes otherwise
 WIDEST = 2**31 - 1  # the largest 32-bit index
@@ -66,7 +67,8 @@ def power(n: int) -> int:
 def blocks(kernel: Kernel, values: Values, roots: list[Expr]) -> Blocks:
     if not values.rowed:
         x = min(BLOCK, power(values.xnumel))
-        return Blocks(x, 1, True, min(max(x // 128, 1), 8))
+        thread = 16 // min((n.dtype.itemsize for n in loads(*roots)), default=4)  # a thread moves 16 bytes at a time
+        return Blocks(x, 1, True, min(max(x // (32 * max(thread, 4)), 1), 8))
     columns, r = by_columns(kernel, roots), power(values.rnumel)
     again = walks(kernel, values) > 1
     if columns:
@@ -74,9 +76,11 @@ def blocks(kernel: Kernel, values: Values, roots: list[Expr]) -> Blocks:
     else:
         wide = {n.args[0] for n in loads(*roots) if n.free & frozenset(kernel.rdims) and n.args[0] not in values.makers}
         persistent = r <= PERSISTENT or (again and r * max(len(wide), 1) <= AGAIN)
-    r = r if persistent else COLUMN if columns else REWALK if again else WALK
-    x = min(COLUMN if columns else max(1, BLOCK // r), power(values.xnumel))
-    warps = min(x * r // 256, 16) if x * r <= 4096 or columns else min(x * r // (32 * THREAD), 32)
+    column, down = SCAN if isinstance(kernel.nodes[0].loop, Scan) else (COLUMN, COLUMN)
+    r = r if persistent else down if columns else REWALK if again else WALK
+    x = min(column if columns else max(1, BLOCK // r), power(values.xnumel))
+    short = x * r <= 4096 or columns
+    warps = min(x * r // 256, 16) if short else min(x * r // (32 * (HELD if persistent else PASSED)), 32)
     return Blocks(x, r, persistent, max(warps, 1))
 
 
@@ -315,11 +319,18 @@ class Writer:
             apart = values.say(f"{tmp} - {mean}", [Value("", True, True)]).text
             apart = self.inside(apart, 0.0)
             return [], [(mean, dtype), (f"tl.sum({apart} * {apart}, 1)[:, None]", dtype)]
-        lanes = [self.accumulator(full(0.0, dtype, WHOLE)) for _ in range(3)]
-        new = [values.name("new") for _ in range(3)]
-        values.inner.append(f"{', '.join(new)} = merge({', '.join(lanes)}, {tmp}, 0.0, 1.0)")
-        for acc, n in zip(lanes, new, strict=True):
-            self.accumulate(acc, n)
+        mean, m2, count = lanes = [self.accumulator(full(0.0, dtype, WHOLE)) for _ in range(3)]
+        # every lane is one element further in every step, so that one reciprocal serves all
+        far, apart, new = (values.name(stem) for stem in ("far", "apart", "new"))
+        values.outer.append(f"{far} = {full(0.0, dtype, '[1, 1]')}")
+        values.inner += [
+            f"{far} = {far} + 1.0",
+            f"{apart} = {tmp} - {mean}",
+            f"{new} = {mean} + {apart} * (1.0 / {far})",
+        ]
+        self.accumulate(m2, f"{m2} + {apart} * ({tmp} - {new})")
+        self.accumulate(mean, new)
+        self.accumulate(count, f"tl.broadcast_to({far}, {WHOLE})")
         whole = values.name("row")
         statement = f"{whole}_mean, {whole}_m2, {whole}_n = tl.reduce(({', '.join(lanes)}), 1, merge)"
         return [statement], [(f"{whole}_mean[:, None]", dtype), (f"{whole}_m2[:, None]", dtype)]
