@@ -155,6 +155,17 @@ def cube(x: torch.Tensor) -> torch.Tensor:
     return x * x * x
 
 
+def test_several_results_are_returned_as_they_lie() -> None:
+    """Also where another operator stands between theirs and the first that reads them."""
+    assert len(computes(check(lambda x: (*x.sort(0), x * 2), X, native=False))) == 1
+    assert len(computes(check(lambda x: (*torch.aminmax(x, dim=1), x * 2), X))) == 3
+    g, x, w = torch.randn(2, 4, 5, 5), torch.randn(2, 3, 5, 5), torch.randn(4, 3, 3, 3)
+    shape = ([1, 1], [1, 1], [1, 1], False, [0, 0], 1, [True, True, False])
+    backward = torch.ops.aten.convolution_backward.default
+    found = check(lambda g, x, w: (*backward(g, x, w, None, *shape)[:2], g * 2), g, x, w, native=False)
+    assert len(computes(found)) == 1 and len({r.buffer for r in found.outputs}) == 3
+
+
 def test_an_operator_without_a_row_becomes_one_call_with_its_reason() -> None:
     loops = check(lambda x: torch.ops.tensorplay_tests.cube(x) * 2 + 1, X, native=False)
     (call,) = (n for n in loops.nodes if isinstance(n, Extern))

@@ -50,6 +50,7 @@ class _Lowering:
         self.env: dict[fx.Node, Any] = {}
         self.rows: dict[fx.Node, Row | None] = {}
         self.home: dict[fx.Node, Buffer] = {}  # values that lie in a buffer of their own, in eager's layout
+        self.made: dict[fx.Node, tuple[set[str], tuple[str, ...]]] = {}  # of an operator with several results: its buffers, origins
         self.inputs: list[Buffer] = []
         self.constants: dict[str, torch.Tensor] = {}
         self.writes: list[tuple[fx.Node, Lowered]] = []
@@ -145,6 +146,7 @@ class _Lowering:
         cx = self.cx
         if node.target is operator.getitem:
             source, k = node.args
+            cx.made, cx.origins = self.made[source]  # type: ignore[index]
             self._settle(node, self.env[source][k], node.meta["spec"])  # type: ignore[index]
             return
         specs = node.meta["spec"]
@@ -159,7 +161,7 @@ class _Lowering:
         tensors = [x for x in operands if isinstance(x, Lowered)]
         device = next((s.device for s in flat if s is not None), torch.device("cpu"))
         cx.specs, cx.target, cx.device = flat, node.target, device
-        cx.made.clear()
+        cx.made = set()
         cx.origins = merged(tensors, node.name)
         row = self.rows[node]
         origins = cx.origins if row is None or row.kind not in _CONSUMING else (node.name,)
@@ -180,6 +182,7 @@ class _Lowering:
                 result = self._extern(node, flat, f"{_name(node)}: {reason}", library=False)
         if several or not flat:
             self.env[node] = tuple(None if x is None else named(x, origins) for x in result)
+            self.made[node] = cx.made, origins
         else:
             self._settle(node, named(result[0], origins), flat[0])
 
@@ -203,6 +206,7 @@ class _Lowering:
             layout = spec.stride if apart(spec.size, spec.stride) else None
             found = cx.strided(x, spec.stride)
             own = found is not None and found.buffer in cx.made and found.offset == 0
+            cx.made.discard(found.buffer if found is not None else "")  # two results never share memory
             if not own or found.stride != (layout or found.stride) or cx.buffers[found.buffer].size != x.size:  # type: ignore[union-attr]
                 cx.device = spec.device
                 x = cx.store(x, layout)
