@@ -94,8 +94,9 @@ static int check_clear(Check *self) {
   return 0;
 }
 
-/* The rows of `arguments`: a fingerprint, or a tuple that opens with one of these. */
-enum { VALUE, HELD, ITEMS, DICT }; /* (VALUE, value) (HELD, reference) (ITEMS, class, rows) (DICT, keys, rows) */
+/* The rows of `arguments`: a fingerprint, or a tuple that opens with one of these:
+ * (VALUE, value) (HELD, reference, class) (ITEMS, class, rows) (DICT, keys, rows) (OBJECT, reference, class, keys, rows) */
+enum { VALUE, HELD, ITEMS, DICT, OBJECT };
 enum { DEEPEST = 16 };
 
 /* The number of tensors and containers in a row; -1 where it is none. */
@@ -103,12 +104,14 @@ static Py_ssize_t leaves_of(PyObject *row, int depth) {
   if (PyBytes_CheckExact(row)) return PyBytes_GET_SIZE(row) < (Py_ssize_t)sizeof(Head) ? -1 : 1;
   if (!PyTuple_CheckExact(row) || PyTuple_GET_SIZE(row) < 2 || depth > DEEPEST) return -1;
   long kind = PyLong_Check(PyTuple_GET_ITEM(row, 0)) ? PyLong_AsLong(PyTuple_GET_ITEM(row, 0)) : -1;
-  if (kind == VALUE || kind == HELD) return 0;
-  if ((kind != ITEMS && kind != DICT) || PyTuple_GET_SIZE(row) != 3) return -1;
-  PyObject *what = PyTuple_GET_ITEM(row, 1), *rows = PyTuple_GET_ITEM(row, 2);
+  Py_ssize_t n = PyTuple_GET_SIZE(row);
+  if (kind == VALUE) return n == 2 ? 0 : -1;
+  if (kind == HELD) return n == 3 ? 0 : -1;
+  if ((kind != ITEMS && kind != DICT && kind != OBJECT) || n != (kind == OBJECT ? 5 : 3)) return -1;
+  PyObject *what = PyTuple_GET_ITEM(row, n - 2), *rows = PyTuple_GET_ITEM(row, n - 1);
   if (!PyTuple_CheckExact(rows) || (kind == ITEMS && !PyType_Check(what))) return -1;
   if (kind == ITEMS && !PyType_IsSubtype((PyTypeObject *)what, &PyTuple_Type) && what != (PyObject *)&PyList_Type) return -1;
-  if (kind == DICT && (!PyTuple_CheckExact(what) || PyTuple_GET_SIZE(what) != PyTuple_GET_SIZE(rows))) return -1;
+  if (kind != ITEMS && (!PyTuple_CheckExact(what) || PyTuple_GET_SIZE(what) != PyTuple_GET_SIZE(rows))) return -1;
   Py_ssize_t total = 1;
   for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(rows); i++) {
     Py_ssize_t inner = leaves_of(PyTuple_GET_ITEM(rows, i), depth + 1);
@@ -220,6 +223,23 @@ typedef struct {
   void *data; /* null for containers */
 } Leaf;
 
+static int shows(PyObject *row, PyObject *x, Leaf **next);
+
+/* Whether a dictionary has exactly these keys, in order, and its values are what the rows say. */
+static int pairs_are(PyObject *dict, PyObject *keys, PyObject *rows, Leaf **next) {
+  PyObject *key, *value;
+  Py_ssize_t place = 0, i = 0, n = PyTuple_GET_SIZE(keys);
+  int holds = PyDict_CheckExact(dict) && PyDict_GET_SIZE(dict) == n;
+  while (holds && i < n && PyDict_Next(dict, &place, &key, &value)) {
+    Py_INCREF(value); /* reading a tensor may let another thread run */
+    holds = same_value(key, PyTuple_GET_ITEM(keys, i)) > 0 && shows(PyTuple_GET_ITEM(rows, i), value, next);
+    Py_DECREF(value);
+    i++;
+  }
+  PyErr_Clear();
+  return holds && i == n;
+}
+
 /* Whether a value is what a row says; lists the tensors and containers at `*next`. */
 static int shows(PyObject *row, PyObject *x, Leaf **next) {
   if (PyBytes_CheckExact(row)) {
@@ -230,35 +250,31 @@ static int shows(PyObject *row, PyObject *x, Leaf **next) {
   PyObject *what = PyTuple_GET_ITEM(row, 1);
   int holds = 1;
   long kind = PyLong_AsLong(PyTuple_GET_ITEM(row, 0));
-  if (kind == VALUE || kind == HELD) {
-    holds = kind == VALUE ? same_value(x, what) : held_is(what, x);
+  if (kind == VALUE || kind == HELD || kind == OBJECT) {
+    if (kind == VALUE) holds = same_value(x, what);
+    else holds = (PyObject *)Py_TYPE(x) == PyTuple_GET_ITEM(row, 2) ? held_is(what, x) : 0;
     if (holds < 0) PyErr_Clear();
-    return holds > 0;
+    if (holds <= 0 || kind != OBJECT) return holds > 0;
   }
-  PyObject *rows = PyTuple_GET_ITEM(row, 2);
-  Py_ssize_t n = PyTuple_GET_SIZE(rows);
   Leaf *leaf = (*next)++;
   leaf->object = x, leaf->data = NULL;
-  if (kind == ITEMS) {
-    if ((PyObject *)Py_TYPE(x) != what || PySequence_Fast_GET_SIZE(x) != n) return 0;
-    for (Py_ssize_t i = 0; holds && i < n && (holds = PySequence_Fast_GET_SIZE(x) == n); i++) {
-      PyObject *item = Py_NewRef(PySequence_Fast_GET_ITEM(x, i)); /* reading a tensor may let another thread run */
-      holds = shows(PyTuple_GET_ITEM(rows, i), item, next);
-      Py_DECREF(item);
-    }
+  if (kind == OBJECT) {
+    PyObject *attributes = PyObject_GenericGetDict(x, NULL);
+    holds = attributes && pairs_are(attributes, PyTuple_GET_ITEM(row, 3), PyTuple_GET_ITEM(row, 4), next);
+    Py_XDECREF(attributes);
+    if (!attributes) PyErr_Clear();
     return holds;
   }
-  if (!PyDict_CheckExact(x) || PyDict_GET_SIZE(x) != n) return 0;
-  PyObject *key, *value;
-  Py_ssize_t place = 0, i = 0;
-  while (holds && i < n && PyDict_Next(x, &place, &key, &value)) {
-    Py_INCREF(value);
-    holds = same_value(key, PyTuple_GET_ITEM(what, i)) > 0 && shows(PyTuple_GET_ITEM(rows, i), value, next);
-    Py_DECREF(value);
-    i++;
+  PyObject *rows = PyTuple_GET_ITEM(row, 2);
+  if (kind == DICT) return pairs_are(x, what, rows, next);
+  Py_ssize_t n = PyTuple_GET_SIZE(rows);
+  if ((PyObject *)Py_TYPE(x) != what || PySequence_Fast_GET_SIZE(x) != n) return 0;
+  for (Py_ssize_t i = 0; holds && i < n && (holds = PySequence_Fast_GET_SIZE(x) == n); i++) {
+    PyObject *item = Py_NewRef(PySequence_Fast_GET_ITEM(x, i));
+    holds = shows(PyTuple_GET_ITEM(rows, i), item, next);
+    Py_DECREF(item);
   }
-  PyErr_Clear();
-  return holds && i == n;
+  return holds;
 }
 
 /* Whether no two of n pointers, `stride` bytes apart, are equal; -1 without memory. */

@@ -129,9 +129,9 @@ done:
 }
 
 static PyObject *dispatch_call(Dispatch *self, PyObject *args, PyObject *kwargs) {
-  PyObject *now[PROBES], *few[16], *names[8], *out = NULL;
+  PyObject *now[PROBES], *few[16], *names[16], *out = NULL;
   Py_ssize_t positional = PyTuple_GET_SIZE(args), named = kwargs ? PyDict_GET_SIZE(kwargs) : 0;
-  if (!self->checks || !PyTuple_GET_SIZE(self->checks) || !probes || named > 8 || probe(now)) return dispatch_slow(self, args, kwargs);
+  if (!self->checks || !PyTuple_GET_SIZE(self->checks) || !probes || named > 16 || probe(now)) return dispatch_slow(self, args, kwargs);
   PyObject *checks = Py_NewRef(self->checks);
   Call call = {args, named ? kwargs : NULL, &PyTuple_GET_ITEM(args, 0), names, positional + named, named};
   int served = 0;

@@ -178,6 +178,17 @@ def _attributes(x: Any, seen: dict[int, int]) -> list[Entry]:
     return found + [("attribute", name, _entry(getattr(x, name), seen)) for name in slots if hasattr(x, name)]
 
 
+def attributes(x: Any) -> dict[str, Any] | None:
+    """The dictionary that holds all that the entry of an object says beside its identity; None for other values."""
+    e = _entry(x, {})
+    held = getattr(x, "__dict__", None)
+    if e[0] != "object" or type(held) is not dict or _slots(type(x)) != () or type(e[2]) is not Identity:
+        return None
+    own = [base.__dict__["__dict__"] for base in type(x).__mro__ if "__dict__" in base.__dict__]
+    weak = type(e[2].held) is weakref.ref
+    return held if weak and all(isinstance(member, types.GetSetDescriptorType) for member in own) else None
+
+
 @functools.lru_cache(maxsize=4096)
 def followed(cls: type) -> bool:
     """Whether the attributes of an object of this class are read: those of the program's own classes, and those of

@@ -22,7 +22,7 @@ from .aliasing import extents, overlaps, same_objects
 from .ambient import NAMES, ambient, decided
 from .guards import GATES, MISSING, Guard, differences, guards
 from .reading import Text, module_entry
-from .signature import Entry, Identity, entry, identities, opaque, plain, show, signature, tensor_entry
+from .signature import Entry, Identity, attributes, entry, identities, opaque, plain, show, signature, tensor_entry
 from .sources import Argument, Keyword, Method, Source, TypeOf
 
 if TYPE_CHECKING:
@@ -279,35 +279,39 @@ def fingerprint(t: torch.Tensor) -> bytes | None:
     return None if native is None else native.fingerprint(t)
 
 
-VALUE, HELD, ITEMS, DICT = range(4)  # what opens a row of the extension's; a tensor's is its fingerprint
+VALUE, HELD, ITEMS, DICT, OBJECT = range(5)  # what opens a row of the extension's; a tensor's is its fingerprint
 DEEPEST = 12  # containers inside each other
 
 
 def _rows(arguments: tuple) -> tuple | None:
     """How the extension compares arguments; None where it cannot."""
-    seen: set[int] = set()  # containers; one that is met twice is a class of its own
+    seen: set[int] = set()  # containers and objects; one that is met twice makes a class of its own
     rows = tuple([_row(x, seen, 0) for x in arguments])
     return None if None in rows else rows
 
 
 def _row(x: Any, seen: set[int], depth: int) -> Any:
-    if type(x) in (torch.Tensor, torch.nn.Parameter):
+    kind = type(x)
+    if kind in (torch.Tensor, torch.nn.Parameter):
         return fingerprint(x)
     if plain(x):
         return VALUE, x
-    kind = type(x)
     if kind in (tuple, list, dict) or (isinstance(x, tuple) and not hasattr(x, "__dict__")):
-        if id(x) in seen or depth > DEEPEST or (kind is dict and not all(map(plain, x))):
-            return None
-        seen.add(id(x))
-        rows = tuple([_row(v, seen, depth + 1) for v in (x.values() if kind is dict else x)])
-        if None in rows:
-            return None
-        return (DICT, tuple(x), rows) if kind is dict else (ITEMS, kind, rows)
-    e = entry(x)
-    if e[0] == "object" and len(e) == 3 and type(e[2].held) is weakref.ref and opaque(x):
-        return HELD, e[2].held
-    return None
+        held = dict(enumerate(x)) if isinstance(x, (tuple, list)) else x
+    elif opaque(x):
+        e = entry(x)
+        return (HELD, e[2].held, kind) if e[0] == "object" and len(e) == 3 and type(e[2].held) is weakref.ref else None
+    else:
+        held = attributes(x)
+    if held is None or id(x) in seen or depth > DEEPEST or not all(map(plain, held)):
+        return None
+    seen.add(id(x))
+    rows = tuple([_row(v, seen, depth + 1) for v in held.values()])
+    if None in rows:
+        return None
+    if isinstance(x, (tuple, list)):
+        return ITEMS, kind, rows
+    return (DICT, tuple(held), rows) if kind is dict else (OBJECT, weakref.ref(x), kind, tuple(held), rows)
 
 
 def _always(args: tuple, kwargs: dict[str, Any]) -> tuple:
