@@ -236,7 +236,7 @@ def decompose(graph: fx.Graph, choices: Choices) -> list[str]:
 
 
 def _expand(node: fx.Node, row: Composite, memory: Memory) -> str:
-    if not covers(row, node) or not all(condition(row, node) for condition in CONDITIONS.values()):
+    if not all(condition(row, node) for condition in CONDITIONS.values()):
         return ""
     builder = Builder(node)
     args, kwargs = builder.values((node.args, node.kwargs))
@@ -255,13 +255,10 @@ def _expand(node: fx.Node, row: Composite, memory: Memory) -> str:
     return f"{node} is the chain {chain}"
 
 
-def covers(row: Composite, node: fx.Node) -> bool:
-    specs = [a.meta.get("spec") for a in node.all_input_nodes]
-    return all(isinstance(s, Spec) for s in specs) and bool(specs)
-
-
 def _sampled(row: Composite, node: fx.Node) -> bool:
-    return isinstance(node.meta.get("spec"), Spec)
+    """The sample values of what it takes and gives are known."""
+    values = [node, *node.all_input_nodes]
+    return len(values) > 1 and all(isinstance(n.meta.get("spec"), Spec) for n in values)
 
 
 def _pure(row: Composite, node: fx.Node) -> bool:

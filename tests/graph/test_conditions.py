@@ -1,11 +1,13 @@
 """Each side condition of each rewrite has a program that comes out wrong without it."""
 
+from dataclasses import replace
+
 import pytest
 import torch
-from torch import fx
 from torch.nn import functional as F
 
-from tensorplay.graph import composites, cse, normalize
+from tensorplay.errors import TensorPlayError
+from tensorplay.graph import composites, cse, dce, memory, normalize, passes
 from tensorplay.graph.choices import Choices
 from tensorplay.graph.passes import FRONT_END, run_passes
 
@@ -119,18 +121,18 @@ def test_a_rewrite_without_its_condition_is_wrong(case, monkeypatch):
 
 @pytest.mark.parametrize("table", ["identity", "composite"])
 def test_nothing_is_known_without_a_sample(table, monkeypatch):
-    graph = fx.symbolic_trace(lambda x: F.selu(x * 1).exp())
-    before = [n.format_node() for n in graph.graph.nodes]
-    front = run_passes(graph).graph.graph
-    assert [n.format_node() for n in front.nodes] == before
-    monkeypatch.setitem(TABLES[table], "sample", lambda *_: True)
-    for node in graph.graph.nodes:
-        node.meta.pop("facts", None)
-    try:
-        changed = [n.format_node() for n in run_passes(graph).graph.graph.nodes] != before
-    except (KeyError, AttributeError):
-        changed = True
-    assert changed or table == "composite"  # a composite's arguments need their samples as well
+    f = {"identity": lambda x: (x * 1).exp(), "composite": lambda x: F.selu(x).exp()}[table]
+    for missing in ("the argument", "all"):
+        graph = traced(f, X)
+        for node in graph.graph.nodes:
+            if missing == "all" or node.op == "placeholder":
+                node.meta.pop("spec")
+        before = [n.format_node() for n in graph.graph.nodes]
+        assert [n.format_node() for n in run_passes(graph).graph.graph.nodes] == before
+        if missing == "the argument":
+            with monkeypatch.context() as patch, pytest.raises((KeyError, AttributeError)):
+                patch.setitem(TABLES[table], "sample", lambda *_: True)
+                run_passes(graph)
 
 
 def gradients(graph, x):
@@ -243,6 +245,60 @@ def test_random_operators_are_never_merged():
     front = run_passes(captured(f, x)).graph
     assert sum("dropout" in n.name for n in front.graph.nodes) == 2
     assert same(observed(front, (x,)), observed(f, (x,)))
+
+
+def blind(*forgotten):
+    """Facts without some of their fields."""
+    return lambda node: replace(memory.facts(node), **dict.fromkeys(forgotten, False))
+
+
+def unread_random(x):
+    torch.rand(2)
+    return x + torch.rand(3)
+
+
+def unread_write(x):
+    x[0].mul_(2)
+    return x.shape[0]
+
+
+EFFECTS = {  # pass: a program that comes out wrong where it forgets that nodes may do more than compute
+    "cse": (cse, lambda x: F.dropout(x, 0.5, True) - F.dropout(x, 0.5, True)),
+    "dce of a write": (dce, unread_write),
+    "dce of a draw": (dce, unread_random),
+}
+
+
+@pytest.mark.parametrize("name", EFFECTS)
+def test_a_pass_that_forgets_effects_is_wrong(name, monkeypatch):
+    which, f = EFFECTS[name]
+    graph = captured(f, X)
+    assert same(observed(run_passes(graph).graph, (X,)), observed(f, (X,)))
+    monkeypatch.setattr(which, "facts", blind("effect"))
+    assert not same(observed(run_passes(graph).graph, (X,)), observed(f, (X,)))
+
+
+def test_placeholders_that_nothing_reads_stay(monkeypatch):
+    front = run_passes(captured(lambda x, unused: x * 2, X, X)).graph
+    assert [n.op for n in front.graph.nodes].count("placeholder") == 2
+
+
+def test_a_measure_that_forgets_a_part_is_noticed(monkeypatch):
+    """Each part of the measure of proposition 4.1 is what some pass lowers: without it the pass is refused."""
+    programs = [lambda x: F.relu6(x) * 2, lambda x: x.exp().add_(1).sin(), lambda x: x.sin() + x.sin()]
+    for position, f in enumerate(programs):
+        graph = captured(f, X)
+        assert run_passes(graph).steps
+        with monkeypatch.context() as patch:
+            whole = passes.measure
+            patch.setattr(passes, "measure", lambda *a, k=position, whole=whole: [v for i, v in enumerate(whole(*a)) if i != k])
+            with pytest.raises(TensorPlayError, match="without lowering its measure"):
+                run_passes(graph)
+    graph = traced(lambda x: 2 * x, X)
+    assert run_passes(graph).steps
+    monkeypatch.setattr(passes, "measure", lambda *a, whole=passes.measure: whole(*a)[:3])
+    with pytest.raises(TensorPlayError, match="without lowering its measure"):
+        run_passes(graph)
 
 
 def test_the_passes_that_are_tested_are_the_front_end():
