@@ -32,6 +32,34 @@ def test_2_01_the_key_has_four_parts():
     assert [g.value for g in version.gates] == [True]
 
 
+class Plain:
+    """An object that is compared by type, identity and attributes."""
+
+    def __init__(self, k):
+        self.k = k
+
+
+def test_2_02_ten_variations_of_an_argument_and_the_number_of_versions_after_each():
+    def f(x, o):
+        return x.cos(), type(o).__name__
+
+    cf, x, plain = comp(f, recompile_limit=20), torch.randn(2, 2), Plain(1)
+    calls = [
+        (x, None, 1), (x.clone(), None, 1), (torch.randn(2, 3), None, 2), (x.double(), None, 3), (x.clone().requires_grad_(), None, 4), (x.t(), None, 5),
+        (nn.Parameter(x), None, 6), (x, "text", 7), (x, [1, {"a": 2.0}], 8), (x, [1, {"a": 2.5}], 9), (x, [1, {"a": 2.5}], 9), (x, plain, 10), (x, Plain(1), 11),
+        (x, plain, 11),
+    ]  # fmt: skip
+    keep = [o for _, o, _ in calls]  # an object that dies takes its version along
+    for t, o, versions in calls:
+        got, want = cf(t, o), f(t, o)
+        assert eq(got, want) and got[0].requires_grad == want[0].requires_grad and N(cf) == versions
+    for (t, o, _), _ in itertools.product(calls, range(2)):
+        assert eq(cf(t, o), f(t, o))
+    assert N(cf) == C(cf) == 11 and keep
+    plain.k = 2
+    assert eq(cf(x, plain), f(x, plain)) and C(cf) == 12
+
+
 def test_2_03_a_scalar_is_specialized_and_a_0_dim_tensor_is_not():
     cf = comp(lambda x, k: x * k)
     cf(ones(2), 3), cf(ones(2), 4)
@@ -59,6 +87,39 @@ def test_2_05_strides_are_compared():
     assert N(cf) == 4
 
 
+def test_2_07_what_stands_for_an_argument_while_tracing_has_its_layout():
+    base, seen = torch.arange(40.0).view(8, 5), []
+
+    def f(x):
+        seen[:] = [x.stride(), x.storage_offset(), x.shape]
+        return x + 1
+
+    t = base[3:].t()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", tp.FallbackWarning)  # the list is an effect
+        assert eq(comp(f)(t), t + 1)
+    assert seen == [t.stride(), t.storage_offset(), t.shape] == [(1, 5), 15, (5, 5)]
+
+    def shows(x):
+        return x + 1, x.stride(), x.storage_offset()
+
+    cf = comp(shows, strict_native=True)
+    for t in (base[3:].t(), base[2:].t()[:, :5], base[:5].clone()):
+        assert eq(cf(t)[0], t + 1) and cf(t)[1:] == (t.stride(), t.storage_offset())
+
+
+def test_2_08_sizes_that_were_read_are_exact_parts_of_the_key():
+    f = lambda x: x * x.shape[0] + len(x)  # noqa: E731
+    cf = comp(f, dynamic=True)  # the back end has no symbolic capture
+    for n in (3, 4, 3, 4):
+        assert eq(cf(ones(n)), f(ones(n)))
+    assert N(cf) == C(cf) == 2
+    nested = comp(lambda p: p["a"][0] * p["a"][0].shape[0])
+    for n in (3, 4, 3):
+        assert eq(nested({"a": [ones(n)]}), n * ones(n))
+    assert N(nested) == 2
+
+
 def test_2_09_the_key_is_discovered_by_the_trace_in_every_order():
     def nest(x):
         if x.sum() > 0:
@@ -80,6 +141,30 @@ def test_2_10_grad_mode_is_read_on_every_level():
         with torch.no_grad():
             assert not cf(w).requires_grad and not cf(w).requires_grad
     assert N(cf) == C(cf) == 2
+
+
+def test_2_11_all_guards_hold_exactly_where_the_keys_are_equal():
+    from tensorplay.key.version import Call
+
+    state = {"k": 1.0}
+
+    def f(x, y, s=None):
+        return x * state["k"] + y + (0 if s is None else s)
+
+    cf = comp(f, recompile_limit=100)
+    draws = [(a, b, s, k, grad) for a, b in ((ones(2), ones(2)), (ones(3), ones(1)), (ones(2).double(), ones(2))) for s in (None, 1, 1.0, 0.0, -0.0)
+             for k in (1.0, 2.0) for grad in (True, False)]  # fmt: skip
+    for a, b, s, k, grad in draws:
+        state["k"] = k
+        with torch.set_grad_enabled(grad):
+            assert eq(cf(a, b, s), f(a, b, s))
+    assert N(cf) == len(draws) == 60
+    for j, (a, b, s, k, grad) in enumerate(draws):
+        state["k"] = k
+        with torch.set_grad_enabled(grad):
+            call = Call.of((a, b, s), {})
+            holding = [not v.failing(call, (a, b, s), {}) for v in cf.versions]
+            assert holding == [v.serves(call, (a, b, s), {}) is not None for v in cf.versions] == [i == j for i in range(len(draws))]
 
 
 def test_2_12_a_miss_names_exactly_the_differing_components():
