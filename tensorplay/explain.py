@@ -32,6 +32,18 @@ class KernelReport:
     origins: tuple[str, ...]
     lines: tuple[str, ...]
 
+    @staticmethod
+    def of(together: tuple[Any, ...], texts: dict[str, str], lines: dict[str, str]) -> KernelReport:
+        """The report of what runs as one: the loops of one launch."""
+        name = together[0].name
+        origins = tuple(dict.fromkeys(o for k in together for o in k.origins))
+        return KernelReport(
+            name, texts.get(name, ""), tuple(dict.fromkeys(r for k in together for r in k.reads)),
+            tuple(w for k in together for w in k.writes), sum(k.read_bytes for k in together),
+            sum(k.write_bytes for k in together), sum(k.flops for k in together), origins,
+            tuple(dict.fromkeys(lines[o] for o in origins if lines.get(o))),
+        )  # fmt: skip
+
     @property
     def model_bytes(self) -> int:
         return self.read_bytes + self.write_bytes
@@ -190,13 +202,7 @@ def explain(cf: Any) -> Explanation:
         kernels, externs = [], []
         for part in parts:
             lines, texts = part.loops.lines, part.source.kernels
-            kernels += [
-                KernelReport(
-                    k.name, texts.get(k.name, ""), k.reads, k.writes, k.read_bytes, k.write_bytes, k.flops, k.origins,
-                    tuple(dict.fromkeys(lines[o] for o in k.origins if lines.get(o))),
-                )
-                for k in part.plan.kernels
-            ]  # fmt: skip
+            kernels += [KernelReport.of(together, texts, lines) for together in part.plan.together]
             externs += [
                 CallReport(str(e.target), e.library, e.reason, next((lines[o] for o in e.origins if lines.get(o)), ""))
                 for e in part.plan.externs

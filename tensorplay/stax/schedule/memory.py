@@ -8,6 +8,7 @@ the element of a dying buffer that it reads at the same point; a library call's 
 from __future__ import annotations
 
 import bisect
+from collections import Counter
 from collections.abc import Iterable, Sequence
 
 import torch
@@ -16,7 +17,7 @@ from ..expr import Expr, loads
 from ..loops.nodes import Buffer, Compute, Pointwise
 from .cost import distinct
 from .deps import Dependences
-from .plan import Kernel, Memory, Step
+from .plan import Kernel, Launch, Memory, Step
 
 ALIGN = 64
 aten = torch.ops.aten
@@ -35,17 +36,20 @@ def writes_in_place(step: Step) -> bool:
     return isinstance(step, Kernel) or (step.library and step.target in OUT_VARIANTS)
 
 
-def plan_memory(steps: Sequence[Step], reads: Sequence[Iterable[str]], deps: Dependences) -> Memory:
+def plan_memory(
+    steps: Sequence[Step], reads: Sequence[Iterable[str]], deps: Dependences, launches: Sequence[Launch] = ()
+) -> Memory:
     """Best-fit placement in step order; a freed block is reused from the next step on, or in place where legal.
 
-    `reads`: the buffers that each step reads, its own included.
+    `reads`: the buffers that each step reads, its own included. What runs as one launch counts as one step.
     """
     owned: list[str] = []
     fresh: list[str] = []
-    planned: dict[str, int] = {}  # buffer -> step that defines it
+    planned: dict[str, int] = {}  # buffer -> time at which it is defined
     last: dict[str, int] = {}
-    for at, step in enumerate(steps):
-        for name in reads[at]:
+    times = clock(steps, launches)
+    for at, step, read in zip(times, steps, reads, strict=True):
+        for name in read:
             last[name] = at
         for name in step.writes:
             if name in deps.written:
@@ -61,25 +65,41 @@ def plan_memory(steps: Sequence[Step], reads: Sequence[Iterable[str]], deps: Dep
     dying: dict[int, list[str]] = {}
     for name in planned:
         dying.setdefault(last[name], []).append(name)
-    for at, step in enumerate(steps):
+    users = Counter((at, name) for at, read in zip(times, reads, strict=True) for name in dict.fromkeys(read))
+    inherited: set[str] = set()
+    for k, (at, step) in enumerate(zip(times, steps, strict=True)):
         dead = dying.get(at, [])
-        inherited: set[str] = set()
         for name in step.writes:
             if planned.get(name) != at:
                 continue
             heir = None
             if isinstance(step, Kernel):
-                candidates = [d for d in dead if d != name and d not in inherited and planned[d] < at]
+                candidates = [d for d in dead if d in reads[k] and users[at, d] == 1 and d not in inherited and planned[d] < at]
                 heir = next((d for d in candidates if in_place(step, name, d, deps.buffers)), None)
             if heir is not None:
                 inherited.add(heir)
                 arena.inherit(name, heir)
             else:
                 arena.place(name, deps.buffers[name].nbytes)
-        for name in dead:
-            if name not in inherited:
-                arena.free(name)
+        if k + 1 == len(steps) or times[k + 1] != at:
+            for name in dead:
+                if name not in inherited:
+                    arena.free(name)
     return Memory(arena.offsets, arena.top, tuple(fresh), tuple(owned))
+
+
+def clock(steps: Sequence[Step], launches: Sequence[Launch]) -> list[int]:
+    """The time of each step: kernels of one launch run at the same time."""
+    first = {name: launch.kernels[0] for launch in launches for name in launch.kernels}
+    out: list[int] = []
+    now, before = -1, ""
+    for step in steps:
+        name = first.get(step.name, step.name) if isinstance(step, Kernel) else ""
+        if not name or name != before:
+            now += 1
+        before = name
+        out.append(now)
+    return out
 
 
 class _Arena:

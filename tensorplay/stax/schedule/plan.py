@@ -79,6 +79,14 @@ class Refusal:
 
 
 @dataclass(frozen=True)
+class Launch:
+    """Kernels that start together, by name, and why the first of them did not join the launch before."""
+
+    kernels: tuple[str, ...]
+    reason: str = ""
+
+
+@dataclass(frozen=True)
 class Memory:
     """Where buffers live. Inputs, constants and kernel-local buffers need no entry.
 
@@ -102,6 +110,7 @@ class Plan:
     memory: Memory
     refused: tuple[Refusal, ...] = ()
     lower_bound: int = 0  # proposition 1.1 for the whole graph: bytes of inputs that are needed + bytes of outputs
+    launches: tuple[Launch, ...] = ()  # of all kernels in order; without it each kernel starts alone
 
     @property
     def kernels(self) -> tuple[Kernel, ...]:
@@ -123,6 +132,14 @@ class Plan:
             else:
                 out.append((step,))
         return tuple(out)
+
+    @property
+    def together(self) -> tuple[tuple[Kernel, ...], ...]:
+        """The kernels of each launch."""
+        if not self.launches:
+            return tuple((k,) for k in self.kernels)
+        named = {k.name: k for k in self.kernels}
+        return tuple(tuple(named[name] for name in launch.kernels) for launch in self.launches)
 
     @property
     def model_bytes(self) -> int:

@@ -16,6 +16,7 @@ from .align import Access, Space, composed, named, numel, ordered
 from .cost import kernel_cost, lower_bound, points
 from .deps import Dependences, dependences
 from .fuse import Fusion, Group
+from .launch import launches
 from .legality import carried
 from .memory import plan_memory
 from .order import in_order
@@ -32,6 +33,7 @@ def schedule(loops: Loops, target: Target) -> Plan:
     names: dict[int, str] = {}
     reads: list[dict[str, None]] = []
     kernels = 0
+    fails: set[str] = set()
     for group in in_order(fusion):
         node = deps.nodes[group.nodes[0]]
         reads.append(dict.fromkeys(name for i in group.nodes for name in deps.reads[i]))
@@ -43,8 +45,12 @@ def schedule(loops: Loops, target: Target) -> Plan:
             kernels += 1
             steps.append(kernel)
             names[group.number] = kernel.name
+            if not deps.fails.isdisjoint(group.nodes):
+                fails.add(kernel.name)
     refused = [Refusal(names[r.first], names[r.second], r.saved, r.reason) for r in refusals]
-    return Plan(deps.loops, tuple(steps), plan_memory(steps, reads, deps), tuple(refused), bound(deps))
+    together = launches(steps, fails)
+    memory = plan_memory(steps, reads, deps, together)
+    return Plan(deps.loops, tuple(steps), memory, tuple(refused), bound(deps), together)
 
 
 def bound(deps: Dependences) -> int:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from ..loops.nodes import Buffer, Extern
 from ..loops.text import declare, show_node
-from .plan import Kernel, Plan
+from .plan import Kernel, Launch, Plan
 
 
 def show(plan: Plan) -> str:
@@ -18,8 +18,10 @@ def show(plan: Plan) -> str:
         f"# {count(len(plan.kernels), 'kernel')}, {count(len(plan.externs), 'library call')}; "
         f"kernels move {size(moved)}, the graph's lower bound is {size(plan.lower_bound)}"
     ]
+    first = {launch.kernels[0]: launch for launch in plan.launches}
     for step in plan.steps:
         out.append("")
+        out.extend(together(first.get(step.name)))
         out.extend(call(step, buffers) if isinstance(step, Extern) else kernel(step, buffers))
     memory = plan.memory
     if memory.arena:
@@ -47,6 +49,16 @@ def kernel(k: Kernel, buffers: dict[str, Buffer]) -> list[str]:
         for b in node.outputs:
             out.append(declare(b) + ("  # local" if b.name in k.local else ""))
         out.extend(show_node(node, buffers))
+    return out
+
+
+def together(launch: Launch | None) -> list[str]:
+    """Which kernels start with this one, and why it did not start with those before."""
+    out = []
+    if launch is not None and len(launch.kernels) > 1:
+        out.append(f"# {', '.join(launch.kernels)} are one launch")
+    if launch is not None and launch.reason:
+        out.append(f"# a launch of its own: {launch.reason}")
     return out
 
 

@@ -16,6 +16,7 @@ from ..expr import Expr, loads
 from ..loops.nodes import Buffer, Extern, Pointwise, Reduction, Ref, Scan
 from ..loops.text import show_expr
 from ..loops.verify import IRError, check_compute, need
+from .memory import clock
 from .plan import Kernel, Plan, Step
 
 ALIGNMENT = 64
@@ -45,6 +46,7 @@ def verify_plan(plan: Plan) -> Plan:
         written |= set(all_writes(step)) & written_back
     for out in loops.outputs:
         need(not isinstance(out, Ref) or out.buffer in defined, f"output {out} is not made")
+    check_launches(plan)
     check_places(plan, buffers)
     check_arena(plan, buffers)
     return plan
@@ -82,6 +84,21 @@ def check_kernel(kernel: Kernel, buffers: dict[str, Buffer], inputs: frozenset[s
         stored.update((b.name, at) for b, at in zip(node.outputs, node.at, strict=True))
 
 
+def check_launches(plan: Plan) -> None:
+    """A launch holds neighbours, and none of them writes what another reads or writes."""
+    need([k for together in plan.together for k in together] == list(plan.kernels), "launches hold other kernels, or in another order")
+    at = {step.name: k for k, step in enumerate(plan.steps) if isinstance(step, Kernel)}
+    for together in plan.together:
+        reads: set[str] = set()
+        writes: set[str] = set()
+        for k, kernel in enumerate(together):
+            need(at[kernel.name] == at[together[0].name] + k, f"{kernel.name} does not stand beside its launch")
+            need(writes.isdisjoint((*kernel.reads, *kernel.writes)), f"{kernel.name} needs what its own launch makes")
+            need(reads.isdisjoint(kernel.writes), f"{kernel.name} writes what its own launch reads")
+            reads.update(kernel.reads)
+            writes.update(kernel.writes)
+
+
 def check_places(plan: Plan, buffers: dict[str, Buffer]) -> None:
     memory = plan.memory
     local = frozenset().union(*(k.local for k in plan.kernels))
@@ -98,9 +115,13 @@ def check_arena(plan: Plan, buffers: dict[str, Buffer]) -> None:
     memory = plan.memory
     first: dict[str, int] = {}
     last: dict[str, int] = {}
-    for k, step in enumerate(plan.steps):
+    maker: dict[str, Step] = {}
+    readers: dict[str, int] = {}  # steps that read a buffer when it is read last
+    for k, step in zip(clock(plan.steps, plan.launches), plan.steps, strict=True):
         for name in (*step.reads, *step.writes):
             first.setdefault(name, k)
+            maker.setdefault(name, step)
+            readers[name] = readers.get(name, 0) + 1 if last.get(name) == k else 1
             last[name] = k
     ends: list[tuple[int, int, str]] = []
     for name, offset in memory.arena.items():
@@ -116,8 +137,9 @@ def check_arena(plan: Plan, buffers: dict[str, Buffer]) -> None:
             early, late = (a, b) if first[a] <= first[b] else (b, a)
             if last[early] < first[late]:
                 continue
-            step = plan.steps[first[late]]
-            over = last[early] == first[late] and start == offset and in_place(step, buffers[early], buffers[late])
+            step = maker[late]
+            over = last[early] == first[late] and start == offset and readers[early] == 1
+            over = over and early in step.reads and in_place(step, buffers[early], buffers[late])
             need(over, f"{early} and {late} overlap in {step.name}")
 
 

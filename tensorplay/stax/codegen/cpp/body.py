@@ -62,8 +62,11 @@ class Block:
         self.lines.append(f"{last}{MARK}{comment}" if comment else last)
 
     def close(self, header: str, footer: str = "}") -> None:
-        """Hands the lines to the parent as a nested block."""
+        """Hands the lines to the parent as a nested block; without a header, as they are."""
         assert self.parent is not None
+        if not header:
+            self.parent.lines += self.lines
+            return
         self.parent.lines.append(header)
         self.parent.lines += ["  " + line for line in self.lines]
         self.parent.lines.append(footer)

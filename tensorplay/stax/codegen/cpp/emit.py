@@ -8,51 +8,94 @@ Always: kernels with the same text are one function; the text depends on nothing
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass, field
 
 from ...loops.text import show_expr
 from ...schedule.plan import Kernel, Plan
 from ..target import Check, Source, Target
 from .flags import flags
-from .nest import Function, function_of
+from .nest import Function, function_of, of_launch
 
 WIDTH = 116
+
+
+@dataclass
+class Unit:
+    """The functions of a text as they come into being; kernels with the same text are one."""
+
+    names: dict[str, str] = field(default_factory=dict)  # parameters and body -> function name
+    functions: list[str] = field(default_factory=list)
+    kernels: dict[str, str] = field(default_factory=dict)  # name of the launch's first kernel -> text for people
+
+    def named(self, f: Function, head: str) -> tuple[str, str]:
+        """The name of a function, and its text under a comment of its own."""
+        result = "int" if f.checks else "void"
+        key = f"{result} {f.parameters} {re.sub(r' *//.*', '', f.body)}"  # comments name buffers
+        new = key not in self.names
+        name = self.names.setdefault(key, f"kernel_{len(self.names)}")
+        text = f"{head}\nstatic {result} {name}{f.parameters} {{\n{f.body}\n}}\n"
+        if new:
+            self.functions.append(text)
+        return name, text
 
 
 def emit(plan: Plan, target: Target) -> Source:
     """The C++ source of all kernels of `plan`."""
     slots = {name: i for i, name in enumerate(plan.slots)}
     written = plan.loops.written_inputs
-    names: dict[str, str] = {}  # parameters and body -> function name
-    functions: list[str] = []
-    kernels: dict[str, str] = {}
+    unit = Unit()
     checks: list[Check] = []
     entries: list[str] = []
     texts: list[str] = []
+    together = {kernels[0].name: kernels for kernels in plan.together}
     for segment in plan.segments:
         if not isinstance(segment, tuple):
             continue
         lines = []
-        for kernel in segment:
-            functions_of = [function_of(kernel, target, written)]
-            if functions_of[0].checks and not set(written).isdisjoint(kernel.writes):
-                functions_of.insert(0, function_of(kernel, target, written, dry=True))
+        for first in segment:
+            members = together.get(first.name, ())
+            if len(members) > 1:
+                text, line = launch(members, plan, target, unit, slots)
+                unit.kernels[first.name] = text
+                lines.append(line)
+                continue
+            if not members:  # one of a launch
+                continue
+            functions_of = [function_of(first, target, written)]
+            if functions_of[0].checks and not set(written).isdisjoint(first.writes):
+                functions_of.insert(0, function_of(first, target, written, dry=True))
             for f in functions_of:
-                result = "int" if f.checks else "void"
-                key = f"{result} {f.parameters} {re.sub(r' *//.*', '', f.body)}"  # comments name buffers
-                new = key not in names
-                name = names.setdefault(key, f"kernel_{len(names)}")
-                text = f"{comment(kernel, plan)}\nstatic {result} {name}{f.parameters} {{\n{f.body}\n}}\n"
-                if new:
-                    functions.append(text)
-                kernels[kernel.name] = text
+                name, unit.kernels[first.name] = unit.named(f, comment(first, plan))
                 lines.append(call(name, f, slots, len(checks)))
             checks += [Check(message, origin) for message, origin in f.checks]
         entry = f"segment_{len(entries)}"
         entries.append(entry)
         body = "\n".join(f"  {line}" for line in lines)
         texts.append(f'extern "C" int {entry}(void *const *p, int threads) {{\n{body}\n  return 0;\n}}\n')
-    text = "\n".join(['#include "stx.h"\n\nusing namespace stx;\n', *functions, *texts])
-    return Source("cpp", text, tuple(entries), kernels, tuple(checks), flags(target))
+    text = "\n".join(['#include "stx.h"\n\nusing namespace stx;\n', *unit.functions, *texts])
+    return Source("cpp", text, tuple(entries), unit.kernels, tuple(checks), flags(target))
+
+
+def launch(members: tuple[Kernel, ...], plan: Plan, target: Target, unit: Unit, slots: dict[str, int]) -> tuple[str, str]:
+    """Kernels that run as one parallel region: their text for people, and the statement that runs them."""
+    functions, threads = of_launch(members, target, plan.loops.written_inputs)
+    total = sum(f.parts for f in functions)
+    lines: list[str] = []
+    texts: dict[str, str] = {}
+    low = 0
+    for kernel, f in zip(members, functions, strict=True):
+        name, text = unit.named(f, comment(kernel, plan))
+        texts.setdefault(name, text)
+        arguments = [f"({t})p[{slots[b]}]" for t, b in zip(f.types, f.buffers, strict=True)]
+        bounds = ["b", "e"]
+        if f.flat:
+            step, size = f.flat
+            bounds = [f"b * {step}", f"upto(e * {step}, {size})" if size % step else f"e * {step}"]
+        inner = f"{name}({', '.join([*arguments, *bounds])});"
+        lines.append(f"    part(begin, end, {low}, {low + f.parts}, [&](i64 b, i64 e) INLINE {{ {inner} }});")
+        low += f.parts
+    line = "\n".join([f"parallel({threads}, {total}, [&](int, i64 begin, i64 end) {{", *lines, "  });"])
+    return "\n".join([*texts.values(), f"// one launch of {len(members)} kernels\n{line}"]), line
 
 
 def call(name: str, f: Function, slots: dict[str, int], base: int) -> str:

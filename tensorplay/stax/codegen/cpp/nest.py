@@ -27,7 +27,10 @@ from .rows import rows
 from .scan import scan
 from .shape import Fold, Result, shape_of
 from .split import CHUNKS, split
-from .writer import Writer
+from .writer import Writer, limit
+
+SHARES = 256  # parts that a launch is cut into, about
+LEAST_NS = 2_000  # the least work of a part
 
 
 @dataclass(frozen=True)
@@ -40,6 +43,8 @@ class Function:
     types: tuple[str, ...]  # "const f32 *"
     checks: tuple[tuple[str, str], ...]
     structure: str
+    parts: int = 1  # of a kernel of a launch, which takes some of them: the parameters end with begin and end
+    flat: tuple[int, int] | None = None  # or, in elements, with low and high: how many a part has, and all have
 
 
 def function_of(
@@ -49,6 +54,15 @@ def function_of(
     writer = Writer(shape_of(kernel, written_inputs), kernel, target)
     writer.body.dry = dry
     return write(writer)
+
+
+def of_launch(kernels: Sequence[Kernel], target: Target, written_inputs: Sequence[str] = ()) -> tuple[list[Function], str]:
+    """The functions of kernels that run as one parallel region, cut into parts of like length, and on how many threads."""
+    writers = [Writer(shape_of(k, written_inputs), k, target) for k in kernels]
+    total = sum(w.ns for w in writers)
+    for w in writers:
+        w.share = max(total / SHARES, LEAST_NS)
+    return [write(w) for w in writers], limit(total)
 
 
 def write(w: Writer) -> Function:
@@ -73,13 +87,16 @@ def write(w: Writer) -> Function:
     lines = [*w.prologue(), *w.root.lines]
     if body.checks:
         lines = ["int code = 0;", *lines, "return code;"]
+    tail = ["i64 low", "i64 high"] if w.flat else ["i64 begin", "i64 end"] if w.share else ["int threads"]
     return Function(
-        f"({', '.join([*arguments, 'int threads'])})",
+        f"({', '.join([*arguments, *tail])})",
         aligned("  " + line for line in lines),
         tuple(body.arguments),
         tuple(types),
         tuple(body.checks),
         structure,
+        w.parts,
+        w.flat,
     )
 
 

@@ -36,10 +36,15 @@ def points(w: Writer) -> None:
         return w.finish(opened)
     part = max(PART, math.ceil(size * rows / 256 / PART) * PART)  # at most about 256 parts
     part = min(part, 8 * PART)
+    if w.share:  # of a launch: parts take as long as those of its other kernels
+        part = max(1, round(w.share / max(w.ns, 1.0) * size * rows / PART)) * PART
     parts_ = math.ceil(size / part)
+    if w.share and not outer:
+        w.parts, w.flat = parts_, (part, size)
+        return lanes_of_points(w, w.root, "low", "high", False)
     block = Block(w.root)
     w.thread = block
-    opened = [(block, f"parallel({w.limit()}, {rows * parts_}, [&](int, i64 begin, i64 end) {{", "});")]
+    opened = [(block, *w.region(rows * parts_))]
     if not outer:
         last = f"end * {part}" if size % part == 0 else f"(end < {parts_} ? end * {part} : {size})"
         lanes_of_points(w, block, f"begin * {part}", last, size % w.n == 0)
@@ -92,7 +97,7 @@ def turned(w: Writer, u: Expr, loads: list[Expr]) -> None:
         w.thread = w.root
     else:
         w.thread = Block(w.root)
-        opened = [(w.thread, f"parallel({w.limit()}, {count}, [&](int, i64 begin, i64 end) {{", "});")]
+        opened = [(w.thread, *w.region(count))]
         block = Block(w.thread, frozenset(outer))
         opened.append((block, "for (i64 t = begin; t < end; t++) {", "}"))
         step = count // high[u]

@@ -59,6 +59,12 @@ template <class F> static void parallel(int chunks, i64 n, F f) {
     for (int c = omp_get_thread_num(), k = omp_get_num_threads(); c < t.chunks; c += k) t.f(c, t.n * c / t.chunks, t.n * (c + 1) / t.chunks);
   }, &team, chunks, 0);
 }
+// f over those of the parts low .. high - 1, counted from 0, that lie in [begin, end): one kernel's share of a launch
+template <class F> FI void part(i64 begin, i64 end, i64 low, i64 high, F f) {
+  i64 from = begin > low ? begin : low, to = end < high ? end : high;
+  if (from < to) f(from - low, to - low);
+}
+FI i64 upto(i64 x, i64 limit) { return x < limit ? x : limit; }
 FI int at_most(int threads, int limit) { return threads < limit ? threads : limit; }
 FI void fail(int &code, int check) { __atomic_store_n(&code, check, __ATOMIC_RELAXED); }
 

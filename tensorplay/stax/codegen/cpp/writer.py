@@ -26,6 +26,13 @@ STREAMS = 16  # that are asked for
 Opened = list[tuple[Block, str, str]]  # blocks that are being written, with the lines that open and close them
 
 
+def limit(ns: float) -> str:
+    """On how many threads work of so many nanoseconds runs."""
+    if ns < SERIAL_NS:
+        return "1"
+    return f"at_most(threads, {max(2, int(ns // PART_NS))})" if ns < 64 * PART_NS else "threads"
+
+
 class Writer:
     """One kernel that is being written."""
 
@@ -49,6 +56,9 @@ class Writer:
         self.ns = max(moved / 10, work)
         self.root = Block()
         self.thread = self.root  # the block of one thread's work: row buffers stand at its top
+        self.share = 0.0  # nanoseconds of a part where the kernel is one of a launch, which hands out the parts
+        self.parts = 1  # of such a kernel
+        self.flat: tuple[int, int] | None = None  # where it takes a range of elements instead: those of a part, of all
         self.accs: dict[int, tuple[str, bool]] = {}  # fold -> accumulator array of the tile, whether compensated
 
     def lane_variable(self) -> tuple[Expr | None, bool]:
@@ -74,10 +84,17 @@ class Writer:
         return [f"constexpr int N = {self.n};"] if self.v is not None else []
 
     def serial(self) -> bool:
-        return self.ns < SERIAL_NS
+        return self.ns < SERIAL_NS and not self.share
+
+    def region(self, count: int) -> tuple[str, str]:
+        """What opens and closes the block of `count` parts of the work, `begin` to `end` of which a thread takes."""
+        if self.share:
+            self.parts = count
+            return "", ""
+        return f"parallel({self.limit()}, {count}, [&](int, i64 begin, i64 end) {{", "});"
 
     def limit(self) -> str:
-        return f"at_most(threads, {max(2, int(self.ns // PART_NS))})" if self.ns < 64 * PART_NS else "threads"
+        return limit(self.ns)
 
     def loop(self, block: Block, v: Expr, low: str = "0", high: str = "") -> tuple[Block, str]:
         """A scalar loop: its block, and the header to close it with."""
@@ -117,7 +134,7 @@ class Writer:
                 break
         count = math.prod(u.args[1] for u in group)
         block = Block(self.root)
-        opened.append((block, f"parallel({self.limit()}, {count}, [&](int, i64 begin, i64 end) {{", "});"))
+        opened.append((block, *self.region(count)))
         self.thread = block
         inner = Block(block, frozenset(group))
         if len(group) == 1:
