@@ -48,11 +48,8 @@ def block(work: tuple[int, int, str]) -> tuple[int, int, list[tuple[int, str]]]:
 
 
 def results(todo: list[tuple[int, int, str]], workers: int) -> Iterator[tuple[int, int, list[tuple[int, str]]]]:
-    if workers == 1:
-        yield from map(block, todo)
-        return
-    # fresh processes, now and then anew: what a thousand compiled programs leave behind goes with them
-    fresh = {"mp_context": multiprocessing.get_context("spawn"), "max_tasks_per_child": 40}
+    # fresh processes, now and then anew: what hundreds of compiled programs leave behind goes with them
+    fresh = {"mp_context": multiprocessing.get_context("spawn"), "max_tasks_per_child": 20}
     with ProcessPoolExecutor(workers, **fresh) as pool:
         for done in as_completed([pool.submit(block, work) for work in todo]):
             yield done.result()
@@ -89,10 +86,10 @@ def main() -> int:
                 with chosen.resume.open("a") as file:
                     file.write(json.dumps([first, count, chosen.level, [seed for seed, _ in found]]) + "\n")
     except BrokenProcessPool:
-        print("a worker died: --workers 1 with the same --resume names the program")
+        print("a worker died: with --workers 1 and the same --resume, the first block that is missing there names the program")
         bad.append(-1)
     seconds = time.perf_counter() - start
-    print(f"{ran} programs at level {chosen.level}: {len(bad)} differ {sorted(bad)[:20]}, {seconds:.0f} s with {chosen.workers} workers")
+    print(f"{ran} programs at level {chosen.level}: {len(bad)} differ {sorted(bad)[:20]}, {seconds:.0f} s workers: {chosen.workers}")
     return 1 if bad else 0
 
 
