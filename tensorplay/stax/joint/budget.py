@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import torch
@@ -19,7 +19,7 @@ from ...errors import UnsupportedError
 from ...training import check_budget
 from ..loops.nodes import Spec
 from ..ops.table import find
-from .partition import Region, default, minimum, nbytes, recomputable
+from .partition import Region, closure, default, minimum, nbytes, recomputable
 
 Choose = Callable[[Region], list[fx.Node]]
 aten = torch.ops.aten
@@ -35,32 +35,37 @@ def chosen(options: Mapping[str, Any]) -> Choose:
 
 
 def within(region: Region, budget: float) -> list[fx.Node]:
-    """The cheapest saved set of at most `budget` times the default's bytes.
+    """A saved set of at most `budget` times the default's bytes, wherever there is one.
 
-    Library operators may run again in order of time a byte; the shortest such list that meets the budget is taken.
+    Library operators may run again in order of time a byte. Of the shortest such list that meets the budget, those that
+    it does not need are spared, the most work first; the least work is a knapsack, which nothing here claims to solve.
     """
     limit = math.floor(budget * total(region, default(region)))
-    found = minimum(region)
-    if total(region, found) <= limit:
-        return found
     candidates = sorted((n for n in region.values if again(n) and not recomputable(n)), key=time_a_byte)
-    low, high = 0, len(candidates)
 
-    def with_first(k: int) -> list[fx.Node]:
-        allowed = set(candidates[:k])
+    def saved(allowed: Collection[fx.Node]) -> list[fx.Node]:
         return minimum(region, lambda n: n in allowed or recomputable(n))
 
-    found = with_first(high)
+    found = saved(())
+    if total(region, found) <= limit:
+        return found
+    found = saved(set(candidates))
     if total(region, found) > limit:
         least = total(region, found) / max(total(region, default(region)), 1)
         raise UnsupportedError(f"memory_budget={budget}: backward needs {least:.3f} of what the default partition saves, whatever runs again")
+    low, high = 0, len(candidates)
     while low < high:
         middle = (low + high) // 2
-        tried = with_first(middle)
+        tried = saved(set(candidates[:middle]))
         if total(region, tried) <= limit:
             high, found = middle, tried
         else:
             low = middle + 1
+    allowed = closure(region, set(found)).intersection(candidates)
+    for node in sorted(allowed, key=work, reverse=True):
+        tried = saved(allowed - {node})
+        if total(region, tried) <= limit:
+            allowed, found = allowed - {node}, tried
     return found
 
 

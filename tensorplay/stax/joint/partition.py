@@ -149,7 +149,7 @@ def partition(joint: Joint, choose: Callable[[Region], list[fx.Node]] = minimum)
     region = Region(joint)
     chosen = {n for n in choose(region) if not region.free(n)}
     module = joint.ops.module
-    again = _recomputed(region, chosen)
+    again = closure(region, chosen)
     saved = [n for n in region.values if n in chosen]
     kept = [n for n in region.values if n.op == "placeholder" and n in again]
     if (bad := next((n for n in kept if not region.free(n)), None)) is not None:
@@ -177,7 +177,7 @@ def partition(joint: Joint, choose: Callable[[Region], list[fx.Node]] = minimum)
     )
 
 
-def _recomputed(region: Region, saved: set[fx.Node]) -> set[fx.Node]:
+def closure(region: Region, saved: set[fx.Node]) -> set[fx.Node]:
     """What backward has to compute or to read besides the saved values."""
     found: set[fx.Node] = set()
     stack = [n for n in region.needed if n not in saved]

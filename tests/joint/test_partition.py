@@ -1,0 +1,103 @@
+"""What is saved, against every choice there is: small random programs, all subsets of their values."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from torch import fx
+
+from tensorplay.errors import UnsupportedError
+from tensorplay.stax.joint import budget
+from tensorplay.stax.joint.differentiate import differentiate
+from tensorplay.stax.joint.partition import Region, minimum, recomputable
+
+from .graphs import module
+
+LIMIT = 12  # values of a region that are still enumerated
+UNARY = (torch.sin, torch.exp, torch.tanh, torch.relu, lambda t: t * t, lambda t: t @ t, lambda t: t.sort(0)[0], lambda t: t.cumsum(0))
+BINARY = (
+    torch.mul, torch.add, torch.maximum, torch.matmul, lambda a, b: a @ b.mT, lambda a, b: a * b.sum(0),
+    lambda a, b: (a @ b).sum(1, keepdim=True) * a,
+)  # fmt: skip
+
+
+def program(rng: random.Random) -> Callable[..., torch.Tensor]:
+    """A random program of two square matrices."""
+    steps: list[tuple[Callable[..., torch.Tensor], tuple[int, ...]]] = []
+    for k in range(rng.randint(2, 7)):
+        last = rng.choice((k + 1, rng.randrange(k + 2)))
+        steps.append((rng.choice(UNARY), (last,)) if rng.random() < 0.5 else (rng.choice(BINARY), (rng.randrange(k + 2), last)))
+
+    def run(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        values = [a, b]
+        for f, places in steps:
+            values.append(f(*[values[p] for p in places]))
+        return values[-1].exp()
+
+    return run
+
+
+def regions(count: int, seed: int) -> Iterator[Region]:
+    rng = random.Random(seed)
+    while count:
+        samples = [torch.rand(8, 8, requires_grad=rng.random() < 0.8) for _ in range(2)]
+        joint = differentiate(module(program(rng), 2), samples)
+        if joint.tangents:
+            region = Region(joint)
+            if 1 < len(region.values) <= LIMIT:
+                count -= 1
+                yield region
+
+
+def choices(region: Region, again: Callable[[fx.Node], bool]) -> Iterator[tuple[set[fx.Node], set[fx.Node]]]:
+    """Every set of values from which backward can run, with what it computes or reads besides."""
+    savable = [n for n in region.values if region.savable(n) and not region.free(n)]
+    for bits in range(1 << len(savable)):
+        kept = {n for k, n in enumerate(savable) if bits >> k & 1}
+        closure: set[fx.Node] = set()
+        stack = [n for n in region.needed if n not in kept]
+        while stack:
+            n = stack.pop()
+            if n in closure:
+                continue
+            if not region.free(n) and (n.op == "placeholder" or not again(n)):
+                break
+            closure.add(n)
+            stack += [a for a in n.all_input_nodes if a not in kept]
+        else:
+            yield kept, closure
+
+
+def test_no_choice_saves_fewer_bytes() -> None:
+    for region in regions(200, seed=0):
+        least = min(budget.total(region, list(kept)) for kept, _ in choices(region, recomputable))
+        assert budget.total(region, minimum(region)) == least
+
+
+def rerun(closure: set[fx.Node]) -> int:
+    """The work of the library operators that run again."""
+    return sum(budget.work(n) for n in closure if n.op == "call_function" and not recomputable(n))
+
+
+def test_a_budget_is_met_wherever_any_choice_meets_it() -> None:
+    """And the library operators that run again are, but for a few cases of a knapsack, the least work there is."""
+    least = asked = refused = busy = 0
+    for region in regions(100, seed=1):
+        every = [(budget.total(region, list(kept)), rerun(closure), kept) for kept, closure in choices(region, budget.again)]
+        for share in (0.25, 0.5, 0.75):
+            limit = math.floor(share * budget.total(region, budget.default(region)))
+            fitting = [work for size, work, _ in every if size <= limit]
+            if not fitting:
+                refused += 1
+                with pytest.raises(UnsupportedError, match="memory_budget"):
+                    budget.within(region, share)
+                continue
+            found = {n for n in budget.within(region, share) if not region.free(n)}
+            ((size, work),) = [(size, work) for size, work, kept in every if kept == found]
+            assert size <= limit and work <= 4 * min(fitting)
+            asked, least, busy = asked + 1, least + (work == min(fitting)), busy + (min(fitting) > 0)
+    assert least >= 0.95 * asked and busy > 50 and refused > 10
