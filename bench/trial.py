@@ -86,18 +86,17 @@ def nearer(got: object, want: object, exact: object) -> bool:
     mine, its, true = ([t for t in tree_leaves(v) if isinstance(t, torch.Tensor)] for v in (got, want, exact))
     if not [t.shape for t in mine] == [t.shape for t in its] == [t.shape for t in true]:
         return False
+    unit = torch.finfo(torch.bfloat16 if any(t.dtype == torch.bfloat16 for t in its) else torch.float32).eps
     for g, w, e in zip(mine, its, true):
         if not w.is_floating_point():
             if not equal(g, w):
                 return False
             continue
         g, w, e = g.double(), w.double(), e.double()
-        unit = torch.finfo(torch.bfloat16 if mine and any(t.dtype == torch.bfloat16 for t in its) else torch.float32).eps
-        finite = e.isfinite() & w.isfinite()
-        off, allowed = (g - e)[finite].abs(), (w - e)[finite].abs()
-        if off.numel() and bool((off > 2 * allowed.max() + unit * e[finite].abs().max().clamp(min=1)).any()):
-            return False
-        if not bool(((g == w) | (g.isnan() & w.isnan()))[~finite].all()):
+        known = e.isfinite() & w.isfinite()
+        scale = e[known].abs().max().clamp(min=1) if known.any() else 1.0
+        allowed = 2 * (w - e)[known].abs().max() if known.any() else 0.0
+        if not bool(((g == w) | (g.isnan() & w.isnan()) | ((g - e).abs() <= allowed + unit * scale)).all()):
             return False
     return True
 

@@ -31,6 +31,8 @@ CASES: dict[str, tuple[torch.Tensor, Callable[[torch.Tensor], object]]] = {
     "tanh of -0": (torch.full((33,), -0.0), lambda x: (torch.tanh(x), torch.nn.functional.tanhshrink(x))),
     # between tensors a reflected operator is no division
     "__rdiv__ of tensors": (torch.arange(1.0, 41).as_strided((5, 3, 2), (1, 1, 7)), lambda x: x.__rdiv__(x.contiguous() + 2)),
+    # a value at its mean times a negative weight, where nothing is added
+    "layer norm of one element": (torch.tensor([[-8.5]]), lambda x: torch.layer_norm(x, (1,), x[0], None)),
     "relu of -0": (torch.tensor([-0.0, 0.0, 1.0, -1.0]), torch.relu),
 }
 
@@ -42,3 +44,9 @@ def test_found_by_the_operator_database(name: str) -> None:
     got, want = tree_leaves(compiled(x)), tree_leaves(function(x))
     assert eq(tuple(got), tuple(want))
     assert [t.stride() for t in got] == [t.stride() for t in want]
+
+
+def test_a_new_tensor_may_overlap_itself() -> None:
+    with pytest.warns(tp.FallbackWarning, match="overlaps itself"):
+        made = tp.compile(lambda x: x.new_empty_strided((3, 2, 2), (1, 2, 3)))(torch.ones(2))
+    assert made.shape == (3, 2, 2) and made.stride() == (1, 2, 3)

@@ -11,7 +11,7 @@ import torch
 
 from ..expr import affine, value
 from . import scalar as s
-from .lowered import Lowered, compute, point, to
+from .lowered import Lowered, apart, compute, point, to
 from .row import Refuse, declare
 from .scalar import Scalar, where
 
@@ -35,6 +35,8 @@ for _name, _number in (("zeros", 0), ("ones", 1), ("empty", 0)):
 
 @declare("creation", aten.empty_strided.default, aten.new_empty_strided.default, aten.empty_permuted.default)
 def _empty(cx: Any, *_: Any, **__: Any) -> Lowered:
+    if not apart(cx.spec.size, cx.spec.stride):
+        raise Refuse("memory that overlaps itself")
     return filled(cx, 0)
 
 

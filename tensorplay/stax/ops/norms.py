@@ -27,11 +27,13 @@ def placed(x: Lowered, size: tuple[int, ...], dims: Sequence[int]) -> Lowered:
 
 
 def affined(x: Lowered, weight: Lowered | None, bias: Lowered | None) -> Lowered:
-    """x * weight + bias, either of which may be absent."""
+    """x * weight + bias of a value around its mean, either of which may be absent; eager's zeros there are positive."""
     wide = compute(x.dtype)
+    if bias is None:
+        return x if weight is None else mapped(lambda a, w: a * w + 0.0, x, to(weight, wide))
     if weight is not None:
         x = mapped(lambda a, w: a * w, x, to(weight, wide))
-    return x if bias is None else mapped(lambda a, b: a + b, x, to(bias, wide))
+    return mapped(lambda a, b: a + b, x, to(bias, wide))
 
 
 def _inverse_deviation(cx: Any, squares: Lowered, n: int, eps: float) -> Lowered:
@@ -66,7 +68,9 @@ def _rms_norm(cx: Any, x: Lowered, normalized_shape: Any, weight: Any, eps: floa
     x = cx.kept(widened(x))
     (total,) = cx.reduce("sum", mapped(lambda v: v * v, x), dims, True)
     rstd = _inverse_deviation(cx, total, numel(normalized_shape), eps)
-    y = affined(mapped(lambda v, r: v * r, x, rstd), None if weight is None else placed(weight, x.size, dims), None)
+    y = mapped(lambda v, r: v * r, x, rstd)
+    if weight is not None:
+        y = mapped(lambda v, w: v * w, y, to(placed(weight, x.size, dims), compute(x.dtype)))
     return nominal(y, out.dtype), nominal(rstd, rstd_spec.dtype)
 
 
