@@ -33,7 +33,7 @@ from .key.version import Call, Version
 from .limits import advice
 from .native import Dispatch, build_later, native
 from .record import emit
-from .training import check_budget, has_tape, hooks_aside, trains
+from .training import check_budget, hooks_aside, trains
 
 MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 _C = torch._C
@@ -350,8 +350,6 @@ class Compiled(Dispatch):
         """Why this version must run on torch although its graph is known; '' where nothing speaks against compiling."""
         if version.overlaps:
             return "an argument that is written shares memory with another"
-        if self._backend in (registry.stax, registry.aot_eager) and has_tape(captured.graph):
-            return "the function itself differentiates, or makes tensors that require grad"
         if torch.is_anomaly_enabled() and trains(captured.graph, captured.samples):
             return "anomaly mode looks at the gradient of each operator"
         return ""
@@ -368,6 +366,7 @@ class Compiled(Dispatch):
             return version.run(inputs, args, kwargs)
         from .verify import agree, bisect, copies
 
+        effects = captured.written or captured.rebuild.writes
         given = copies(inputs) if captured.written else inputs
         before = copies(inputs) if captured.written else inputs
         state = torch.get_rng_state()
@@ -381,7 +380,7 @@ class Compiled(Dispatch):
             found = bisect(version.program, captured.graph, before, version.choices) if hasattr(version.program, "plan") else None
             where = found or "the program differs from the captured graph; every level alone agrees on these inputs"
             raise VerificationError(f"{self.name!r} differs from eager: {where}")
-        if not captured.written:
+        if not effects:
             torch.set_rng_state(state)
             leaves = torch.utils._pytree.tree_leaves
             if not agree(tuple(leaves(result)), tuple(leaves(self.fn(*args, **kwargs)))):

@@ -24,15 +24,18 @@ def eager(graph: fx.GraphModule, example_inputs: Sequence[torch.Tensor], **optio
 def aot_eager(graph: fx.GraphModule, example_inputs: Sequence[torch.Tensor], **options: Any) -> Callable[..., Any]:
     """Runs the functional operator-level graph on torch."""
     from .stax.joint.retrace import retrace
-    from .training import trains
+    from .stax.joint.tape import taped
+    from .training import has_tape, trains
 
-    if trains(graph, example_inputs):
+    ops = taped(graph, example_inputs) if has_tape(graph) else None
+    if ops is None and trains(graph, example_inputs):
         from .stax.joint.function import on_torch
 
         trained = on_torch(graph, example_inputs)
         if trained is not None:
             return trained
-    ops = retrace(graph, example_inputs)
+    if ops is None:
+        ops = retrace(graph, example_inputs)
 
     class Operators:
         """The operator graph as a program."""

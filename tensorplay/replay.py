@@ -36,7 +36,7 @@ class Replay:
     def __call__(self, inputs: Sequence[torch.Tensor]) -> tuple[Entry, ...]:
         state = ambient.ambient() if self.switches else None
         before = torch.is_grad_enabled()
-        torch._C._set_grad_enabled(self.grad)
+        torch._C._set_grad_enabled(self.grad and before)  # the graph switches it where it differentiates
         try:
             return tuple([entry(value_of(k, x)) for k, x in zip(self.kinds, self.forward(*inputs), strict=True)])
         finally:

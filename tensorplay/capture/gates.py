@@ -86,7 +86,7 @@ def replay_graph(
         if drawn <= position[gate.node]:
             raise Random(gate.line)
     modes = [n for n in graph.nodes if n.op == "call_function" and n.target in ambient.SETTERS and position[n] <= last]
-    if any(n.target is not torch._C._set_grad_enabled for n in modes):
+    if any(n.target is not torch._C._set_grad_enabled for n in modes) or any(n.target is torch.autograd.grad for n in needed):
         needed.update(modes)
 
     new = fx.Graph()

@@ -20,6 +20,7 @@ import numpy
 import torch
 
 from ..key.sources import Source
+from .gradients import written
 from .kinds import SCALARS
 
 _IMMUTABLE = (
@@ -33,6 +34,22 @@ class Out:
     """The k-th output of the graph."""
 
     k: int
+
+
+@dataclass(frozen=True)
+class Spent:
+    """The k-th output of the graph as a value whose history a backward inside of the call has used up."""
+
+    k: int
+
+
+@dataclass(frozen=True)
+class Write:
+    """An attribute of something that existed before the call, and the step that makes its new value."""
+
+    owner: Source
+    name: str
+    value: int
 
 
 @dataclass(frozen=True)
@@ -63,15 +80,18 @@ class Make:
 
 @dataclass(frozen=True)
 class Rebuild:
-    """The steps in an order in which tuples follow their elements; the result is the step `root`."""
+    """The steps in an order in which tuples follow their elements; the result is the step `root`. Writes come last."""
 
     steps: tuple[Any, ...]
     order: tuple[int, ...]
     root: int
+    writes: tuple[Write, ...] = ()
 
     def plain(self) -> Any:
         """The number of the output that the result is, the numbers where it is a tuple of outputs, else this recipe."""
         root = self.steps[self.root]
+        if self.writes:
+            return self
         if type(root) is Out:
             return root.k
         if type(root) is Make and root.cls is tuple and not root.attributes:
@@ -92,6 +112,8 @@ class Rebuild:
                 made[k] = step.value.copy() if isinstance(step.value, numpy.ndarray) else step.value
             elif kind is Old:
                 made[k] = step.source.get(args, kwargs)
+            elif kind is Spent:
+                made[k] = _spent(outputs[step.k])
             elif step.kind == "tuple":
                 made[k] = _make_tuple(step, [made[i] for i in step.items])
                 if step.attributes:
@@ -101,7 +123,29 @@ class Rebuild:
                 later.append(k)
         for k in later:
             _fill(made[k], self.steps[k], made)
+        for write in self.writes:
+            setattr(write.owner.get(args, kwargs), write.name, made[write.value])
         return made[self.root]
+
+
+class _UsedUp(torch.autograd.Function):
+    """Makes a value require grad whose history is gone."""
+
+    @staticmethod
+    def forward(ctx: Any, anchor: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        return value.detach()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        raise RuntimeError(
+            "Trying to backward through the graph a second time (or directly access saved tensors after they have already "
+            "been freed): backward() was called inside of the compiled function. Specify retain_graph=True there."
+        )
+
+
+def _spent(value: torch.Tensor) -> torch.Tensor:
+    with torch.enable_grad():
+        return _UsedUp.apply(torch.empty((), requires_grad=True), value)
 
 
 def _make_tuple(step: Make, items: list[Any]) -> Any:
@@ -192,7 +236,8 @@ def plan(result: Any, recorder: Any, newborn: Newborn) -> tuple[Rebuild, list[An
     """The recipe for `result`, the output nodes that it reads, and what the result consists of."""
     builder = _Builder(recorder, newborn)
     root = builder.add(result)
-    return Rebuild(tuple(builder.steps), tuple(builder.order()), root), builder.outputs, builder.parts
+    writes = tuple([Write(owner, "grad", builder.add(value)) for owner, value in written(recorder)])
+    return Rebuild(tuple(builder.steps), tuple(builder.order()), root, writes), builder.outputs, builder.parts
 
 
 def _slots(cls: type) -> list[str]:
@@ -275,6 +320,11 @@ class _Builder:
         if type(value) not in (torch.Tensor, torch.nn.Parameter) or (value.__dict__ and value in self.newborn):
             self.recorder.refuse(f"returns a tensor with attributes of its own, or of type {type(value).__name__}")
         source = self.recorder.source_of_input(value)
+        if source is None and id(value) in self.recorder.grads:
+            self.recorder.refuse("returns a tensor whose gradient was set during the call")
+        if source is None and value.grad_fn is not None and value.grad_fn in self.recorder.spent:
+            self.outputs.append(self.recorder.detached(value))
+            return Spent(len(self.outputs) - 1)
         if node not in self.outputs:
             self.outputs.append(node)
         if source is not None:

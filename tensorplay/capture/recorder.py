@@ -20,7 +20,7 @@ from torch.overrides import TorchFunctionMode
 
 from ..collectives import name_of
 from ..key.sources import Attribute, Method, Source
-from . import ambient
+from . import ambient, gradients
 from .exchange import C10D, exchange, exchange_in_place
 from .gates import Taken, Trait
 from .isolate import isolate
@@ -66,6 +66,8 @@ class Recorder(Values, TorchFunctionMode):
         self._state = ambient.ambient()
         self._inference = torch.is_inference_mode_enabled()
         self._hooks = _saved_tensor_hooks()
+        self.grads: dict[int, tuple[Tensor, Tensor | None]] = {}  # tensors whose `grad` the function set, and to what
+        self.spent: set[Any] = set()  # autograd nodes whose saved tensors a backward has freed
         for name, tensor, source in argument_tensors(args, kwargs, _parameter_names(fn)):
             if id(tensor) not in self._known:
                 self._lift(tensor, source, name)
@@ -83,12 +85,18 @@ class Recorder(Values, TorchFunctionMode):
         if func in STATE_SETTERS:
             return func(*args, **kwargs)
         reason = ESCAPES.get(func)
+        if func == _GRAD_FN and self._has_no_history(args[0]):
+            return None
         if reason is not None:
             self.refuse(f"{describe(func)} {reason}")
         if func in PLACEHOLDER_METADATA:
             return self._placeholder_metadata(func, args)
         if func == _GRAD:
-            return self._gradient(args[0])
+            return self.gradient(args[0])
+        if func in _SET_GRAD:
+            return gradients.write(self, args[0], args[1] if len(args) > 1 else None)
+        if func in _BACKWARD:
+            return gradients.backward(self, *args, **{_BACKWARD[func].get(k, k): v for k, v in kwargs.items()})
         if func is Tensor.__deepcopy__:
             return self._deepcopy(args[0])
         entered = func in self.learned.inlined or getattr(func, "__module__", "") == C10D
@@ -273,6 +281,8 @@ class Recorder(Values, TorchFunctionMode):
         self._known.clear()
         self._stand_ins.clear()
         self._originals.clear()
+        self.grads.clear()
+        self.spent.clear()
         self.reach.tensors.clear()
         vars(self.execution).clear()  # it and the watch hold methods of this recorder: no cycle keeps the caller's
         del self.watch, self.execution  # objects alive
@@ -340,6 +350,14 @@ class Recorder(Values, TorchFunctionMode):
         with opened(inspect.unwrap(func)), self:
             return func(*args, **kwargs)
 
+    def detached(self, tensor: Tensor) -> fx.Node:
+        """A node for a value without its history."""
+        node = self.node_of(tensor)
+        made = self.graph.call_method("detach", (node,))
+        made.meta["line"], made.meta["spec"] = node.meta["line"], node.meta["spec"]
+        self.traits[made] = Trait(self.traits[node].touches, lies=self.traits[node].lies)
+        return made
+
     # ---- special calls -------------------------------------------------------------------------------------------
 
     def _placeholder_metadata(self, func: Any, args: tuple) -> Any:
@@ -351,8 +369,11 @@ class Recorder(Values, TorchFunctionMode):
             self.rows.append((Attribute(source, name) if name == "is_leaf" else Method(source, name), value))
         return value
 
-    def _gradient(self, tensor: Tensor) -> Tensor | None:
+    def gradient(self, tensor: Tensor) -> Tensor | None:
         """The `grad` of an input is an input too, or its absence a part of the key."""
+        found = gradients.read(self, tensor)
+        if found is not NotImplemented:
+            return found
         node = self.node_of(tensor)
         if node.op != "placeholder":
             return self.record(_GRAD, (tensor,), {})
@@ -364,6 +385,14 @@ class Recorder(Values, TorchFunctionMode):
         elif id(value) not in self._known:
             self._lift(value, source, f"{node.name}_grad")
         return value
+
+    def _has_no_history(self, tensor: Tensor) -> bool:
+        """Whether `grad_fn` is None; of an input that is in the key where it is a leaf."""
+        with torch._C.DisableTorchFunction():
+            history = self._substitute(tensor).grad_fn
+        if history is None and self.node_of(tensor).op == "placeholder":
+            self._placeholder_metadata(_IS_LEAF, (tensor,))
+        return history is None
 
     def _deepcopy(self, tensor: Tensor) -> Tensor:
         if tensor.requires_grad:
@@ -429,6 +458,12 @@ class Recorder(Values, TorchFunctionMode):
 
 
 _GRAD: Any = Tensor.grad.__get__  # type: ignore[attr-defined]
+_GRAD_FN: Any = Tensor.grad_fn.__get__  # type: ignore[attr-defined]
+_IS_LEAF: Any = Tensor.is_leaf.__get__  # type: ignore[attr-defined]
+_SET_GRAD: Any = {Tensor.grad.__set__, Tensor.grad.__delete__}  # type: ignore[attr-defined]
+_BACKWARD: dict[Any, dict[str, str]] = {  # with the names of arguments that differ from ours
+    Tensor.backward: {"gradient": "gradients"}, torch.autograd.backward: {"tensors": "roots", "grad_tensors": "gradients"}
+}  # fmt: skip
 
 
 def _unwrapped(tensor: Tensor) -> Tensor:

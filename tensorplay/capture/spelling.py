@@ -85,10 +85,8 @@ ESCAPES: dict[Any, str] = {
                     "reads the history of a traced value"),
     **dict.fromkeys(_of_tensor("register_hook register_post_accumulate_grad_hook retain_grad"),
                     "attaches a hook or gradient storage to a traced value"),
-    **dict.fromkeys(_of_tensor("backward"), "accumulates gradients outside of the graph"),
     **dict.fromkeys(_of_tensor("apply_ map_ map2_"), "runs Python code on single elements"),
     **dict.fromkeys(_of_tensor("__reduce_ex__ __reduce__ __setstate__"), "copies or pickles a traced value"),
-    torch.autograd.backward: "accumulates gradients outside of the graph",
 }  # fmt: skip
 
 

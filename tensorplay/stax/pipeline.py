@@ -11,7 +11,7 @@ import torch
 from torch import fx
 
 from ..errors import UnsupportedError
-from ..training import trains
+from ..training import has_tape, trains
 from .artifacts.build import build
 from .codegen.cpp.emit import emit
 from .codegen.detect import detect
@@ -22,6 +22,7 @@ from .joint.function import TrainingProgram, Unserved
 from .joint.opgraph import OpGraph
 from .joint.partition import partition
 from .joint.retrace import retrace
+from .joint.tape import taped
 from .loops.lower import lower
 from .loops.nodes import Loops
 from .loops.verify import verify
@@ -38,11 +39,13 @@ def stax(graph: fx.GraphModule, samples: Sequence[torch.Tensor], **options: Any)
     """
     target = detect(options.get("cpu_isa"))
     clock = Clock()
-    if trains(graph, samples):
+    ops = clock("retrace", taped(graph, samples)) if has_tape(graph) else None
+    if ops is None and trains(graph, samples):
         joint = clock("differentiate", differentiate(graph, samples))
         if joint.tangents:
             return train(graph, joint, target, clock, options)
-    ops = clock("retrace", retrace(graph, samples))
+    if ops is None:
+        ops = clock("retrace", retrace(graph, samples))
     return finish(prepare(ops, target, clock), target, clock, graph)
 
 

@@ -151,6 +151,8 @@ class _Tape(Run):
                 raise UnsupportedError("a write that makes an input require grad")
             if t.grad_fn is not None:  # a write without grad mode, as an optimizer's, leaves a leaf a leaf
                 raise UnsupportedError("a write to an input that requires grad")
+        if any(isinstance(x, Tensor) and x.requires_grad and x.is_leaf and not any(x is t for t in inputs) for x in leaves):
+            raise UnsupportedError("returns a tensor that it made require grad")
         bases, taken = _bases(inputs, leaves)
         kept = [recorder.load(x) for x in (*bases, *leaves)]
         tangents = tuple(k for k, t in enumerate(bases) if t.requires_grad)
