@@ -479,6 +479,15 @@ def tuple_swap(x):
 
 def inplace_view_shape(x):
     y = x * 1; v = y[1:]; y.unsqueeze_(0); y[0, 1] = 3; v[0].add_(1); return y, v
+
+def overlapping_fill(x):
+    return x.new_empty_strided((3, 2, 2), (1, 2, 3)).zero_()
+
+def overlapping_copy(x):
+    y = x.new_empty_strided((3, 2), (1, 2)); y.copy_(x[:, :2]); return y
+
+def interleaved(x):
+    y = x.new_empty_strided((3, 2), (2, 1)); y.copy_(x[:, :2]); y.add_(1); return y
 """
 TRAINED = """
 def leaf_inplace_error(w, x):
@@ -618,7 +627,7 @@ def saved_then_written_ok(w, x):
 """
 EAGER = {  # overlapping memory, storages, sizes, bits and complex values that no kernel has, sizes that depend on data
     "unfold_overlap_write", "real_imag", "conj_write", "neg_view", "out_resizes", "set_", "set_input", "resize_", "resize_big", "data_assign", "input_t_", "mask_set", "slice_step", "view_dtype", "view_dtype_narrow",
-    "self_bcast", "arange_out", "rand_out",
+    "overlapping_fill", "overlapping_copy", "self_bcast", "arange_out", "rand_out",
 }  # fmt: skip
 EAGER_TRAINED = {"sigmoid_overwrite", "exp_overwrite_error", "input_write_after", "saved_then_written"}  # backward raises
 

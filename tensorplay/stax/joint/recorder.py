@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ... import collectives
 from ...errors import UnsupportedError
 from ..loops.nodes import Spec
-from . import decompose
+from . import decompose, views
 from .mutate import BATCH_NORM, bound, laid_out, random, writes
 
 aten = torch.ops.aten
@@ -283,6 +283,8 @@ class Recorder(TorchDispatchMode):
 
     def write(self, target: Tensor, value: Tensor, fresh: bool) -> None:
         self.may_write(target)
+        if views.overlaps(target.shape, target.stride()):
+            raise UnsupportedError("a write to overlapping memory (as_strided, unfold or expand)")
         if value.dtype != target.dtype or value.device != target.device:
             options: dict[str, Any] = {"dtype": target.dtype} if value.dtype != target.dtype else {}
             if value.device != target.device:

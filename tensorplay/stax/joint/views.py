@@ -54,7 +54,7 @@ def _scatter(inverse: torch._ops.OpOverload) -> Undo:
 
 def _strided(emit: Emit, base: fx.Node, value: fx.Node, args: tuple[Any, ...]) -> fx.Node:
     size, stride, *_ = args
-    if _overlaps(size, stride):
+    if overlaps(size, stride):
         raise UnsupportedError("a write through overlapping memory (as_strided, unfold or expand)")
     return emit(aten.as_strided_scatter.default, (base, value, *args), base.meta["spec"])
 
@@ -190,7 +190,7 @@ def spec(target: Any, args: tuple[Any, ...]) -> Spec:
     return Spec(tuple(found.shape), tuple(found.stride()), found.dtype, base.device, found.storage_offset())
 
 
-def _overlaps(size: Sequence[int], stride: Sequence[int]) -> bool:
+def overlaps(size: Sequence[int], stride: Sequence[int]) -> bool:
     """Whether two points of a layout may share memory; may say yes for interleaved layouts that do not."""
     if 0 in size:
         return False
