@@ -1,14 +1,13 @@
 """Collectives: operators that exchange tensors with other processes (row X.05).
 
 In: operators of torch.distributed as the dispatcher or a function mode sees them.
-Out: for each a stand-in that exchanges nothing, for runs that only record; and an operator that exchanges and waits.
+Out: for each a stand-in that exchanges nothing, for runs that only record.
 Always: recording never communicates, so that a call of a compiled function exchanges once, whichever of the processes
 compile meanwhile. What a stand-in gives has the right type and layout, and values that arrived could have.
 """
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -67,25 +66,3 @@ def name_of(func: Any) -> str:
 def plain(args: tuple) -> tuple:
     """Arguments with the names of groups in place of the groups."""
     return tuple([a if isinstance(a, (Tensor, str, int, list, tuple)) else getattr(a, "group_name", a) for a in args])
-
-
-@functools.cache
-def waiting(op: torch._ops.OpOverload) -> torch._ops.OpOverload:
-    """The operator that does what `op` does and waits for the result."""
-    from .stax.ops.row import ROWS, Row
-
-    name = name_of(op)
-    schema = str(op._schema).partition("(")[2].replace("SymInt", "int").replace("Any ", "str ")
-    _LIBRARY.define(f"{name}({schema}")
-
-    def run(*args: Any) -> Any:
-        found, wait = op(*args), torch.ops._c10d_functional.wait_tensor
-        return [wait(t) for t in found] if isinstance(found, list) else wait(found)
-
-    _LIBRARY.impl(name, run, "CompositeExplicitAutograd")
-    packet = getattr(torch.ops.tensorplay, name)
-    ROWS[packet] = Row("library", None, ordered=True)
-    return packet.default
-
-
-_LIBRARY = torch.library.Library("tensorplay", "FRAGMENT")

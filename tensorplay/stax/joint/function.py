@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, fx
 from torch.utils import _pytree as pytree
 
+from ...capture import ambient
 from ..loops.nodes import Spec
 from .differentiate import Joint, Leaf, differentiate, of_leaves
 from .opgraph import OpGraph
@@ -67,6 +68,7 @@ class TrainingProgram:
         self.backwards: dict[tuple[bool, ...], tuple[Any, tuple[int | None, ...], tuple[bool, ...]]] = {}
         placeholders = [n for n in parts.backward.module.graph.nodes if n.op == "placeholder"]
         self.layouts: list[Spec] = [n.meta["spec"] for n in placeholders[len(placeholders) - len(joint.tangents) :]]
+        self.modes = ambient.ambient()  # it is compiled for the modes that it is called under
         self._compile = compile
         self._lock = threading.Lock()
 
@@ -199,7 +201,7 @@ class Step(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *tangents: Tensor | None) -> Any:
         program: TrainingProgram = ctx.program
-        if torch.is_grad_enabled():
+        if torch.is_grad_enabled() or any(t is not None and _is_batched(t) for t in tangents):
             return *_NO_GRADS, *_again(ctx, program, tangents)
         values: list[Any] = list(ctx.saved_tensors)
         run, grads, reads = program.backward_for(tuple([t is not None for t in tangents]))
@@ -213,6 +215,7 @@ class Step(torch.autograd.Function):
 
 
 _NO_GRADS = (None, None, None)  # what stands before the inputs
+_is_batched = torch._C._functorch.is_legacy_batchedtensor  # of torch.autograd.grad(..., is_grads_batched=True)
 # No transform of torch.func is active where a compiled version runs, so that the plain function of C serves.
 _apply = getattr(super(torch.autograd.Function, Step), "apply", Step.apply)
 
@@ -225,9 +228,10 @@ def _laid(t: Tensor, spec: Spec) -> Tensor:
 
 
 def _again(ctx: Any, program: TrainingProgram, tangents: Sequence[Tensor | None]) -> list[Tensor | None]:
-    """The gradients as differentiable values: autograd through the captured graph, which runs a second time."""
+    """The gradients by autograd through the captured graph, which runs a second time, under the modes of the first."""
     if program.writes:
         raise RuntimeError("create_graph=True through a compiled region that writes its inputs: differentiate twice outside of tp.compile")
+    create_graph, outside = torch.is_grad_enabled(), ambient.ambient()
     if ctx.others is None:
         raise RuntimeError("Trying to backward through the graph a second time: the saved inputs of a compiled region were freed")
     inputs: list[Any] = [None] * len(program.grads)
@@ -241,13 +245,16 @@ def _again(ctx: Any, program: TrainingProgram, tangents: Sequence[Tensor | None]
     try:
         if now is not None:
             torch.set_rng_state(ctx.state)
-        aliases = [t.view_as(t) if t.requires_grad else t for t in inputs]
+        with torch.enable_grad():
+            aliases = [t.view_as(t) if t.requires_grad else t for t in inputs]
+        ambient.restore(program.modes)
         leaves = pytree.tree_leaves(program.graph(*aliases), is_leaf=lambda x: x is None)
     finally:
+        ambient.restore(outside)
         if now is not None:
             torch.set_rng_state(now)
     roots = of_leaves(leaves, program.taken)
     pairs = [(roots[k], t) for k, t in zip(program.differentiable, tangents, strict=True) if t is not None]
     wanted = [t for t in aliases if t.requires_grad]
-    found = iter(torch.autograd.grad([r for r, _ in pairs], wanted, [t for _, t in pairs], create_graph=True, allow_unused=True))
+    found = iter(torch.autograd.grad([r for r, _ in pairs], wanted, [t for _, t in pairs], create_graph=create_graph, allow_unused=True))
     return [next(found) if t.requires_grad else None for t in aliases]

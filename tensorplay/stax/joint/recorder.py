@@ -179,7 +179,9 @@ class Recorder(TorchDispatchMode):
         if name in collectives.WAITS:
             self.bind(result, self.node(args[0]))
         else:
-            self.add(collectives.waiting(func), collectives.plain(args), {}, result, ordered=True)
+            from ..ops.collective import waiting
+
+            self.add(waiting(func), collectives.plain(args), {}, result, ordered=True)
         return result
 
     def scalar(self, func: torch._ops.OpOverload, args: tuple, result: Any) -> Any:
