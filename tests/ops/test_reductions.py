@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+import tensorplay as tp
 from tests.ops.programs import check, computes, lowered
 
 torch.manual_seed(0)
@@ -92,6 +93,16 @@ def test_rows_of_minus_infinity_are_nan() -> None:
 def test_nothing_to_reduce() -> None:
     check(lambda x: (x.sum(1), x.prod(1), x.mean(1), x.any(1), x.all(1), x.var(1), x.softmax(1)), torch.empty(3, 0))
     check(lambda x: (x.sum(), x.mean(), x.amax(), x.argmax(), x.softmax(0), x.cumsum(0), x.log_softmax(0)), torch.tensor(3.0))
+
+
+@pytest.mark.parametrize("scale", [1e20, 3e18, 1e-24, 1e-30])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_squares_of_deviations_neither_overflow_nor_vanish(dtype: torch.dtype, scale: float) -> None:
+    x = (torch.randn(5, 33, dtype=torch.float64) * scale).to(dtype)
+    f = lambda x: (x.std(1), x.std(0), x.var(1), x.std(), *torch.std_mean(x, (0, 1), correction=0))  # noqa: E731
+    got = tp.compile(f, strict_native=True)(x)
+    torch.testing.assert_close(got, f(x), rtol=2e-6 if dtype is torch.float32 else 1e-2, atol=0)
+    assert got[0].isfinite().all() and (got[0] > 0).all()
 
 
 def test_var_mean_is_one_welford_reduction() -> None:

@@ -162,7 +162,8 @@ def moments(cx: Any, x: Lowered, dims: Any, keepdim: bool) -> tuple[Lowered, Low
 def _variance(cx: Any, x: Lowered, dim: Any, correction: Any, keepdim: bool, root: bool) -> tuple[Lowered, Lowered]:
     if not x.dtype.is_floating_point:
         raise Refuse(f"variance of {x.dtype}")
-    mean, squares, n = moments(cx, x, as_dims(dim), keepdim)
+    wide = mapped(lambda v: v.to(torch.float64), widened(x), dtype=torch.float64)  # as eager: no square overflows
+    mean, squares, n = moments(cx, wide, as_dims(dim), keepdim)
     divisor = max(n - (1 if correction is None else correction), 0)
 
     def finish(m: Any) -> Any:
@@ -172,7 +173,8 @@ def _variance(cx: Any, x: Lowered, dim: Any, correction: Any, keepdim: bool, roo
     if n == 0:
         nothing = Lowered(mean.size, mean.dtype, s.literal(math.nan, mean.body.dtype))
         return to(nothing, x.dtype), to(nothing, x.dtype)
-    return nominal(mapped(finish, squares), x.dtype), nominal(mean, x.dtype)
+    narrow = compute(x.dtype)
+    return nominal(to(mapped(finish, squares), narrow), x.dtype), nominal(to(mean, narrow), x.dtype)
 
 
 def nominal(x: Lowered, dtype: torch.dtype) -> Lowered:
