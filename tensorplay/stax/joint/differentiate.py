@@ -24,7 +24,7 @@ from .functional import dense, functionalize
 from .narrow import narrow
 from .opgraph import OpGraph, runnable
 from .recorder import MARK, Recorder, Result
-from .retrace import Run, attempts, generators, modes_kept, sweep
+from .retrace import Run, attempts, generators, grad_mode_kept, modes_kept, sweep
 from .views import Link
 
 WRITE = torch.ops.aten.copy_.default
@@ -129,7 +129,7 @@ class _Tape(Run):
         undoing = generators({t.device for t in samples})
         inputs = [t.requires_grad_(s.requires_grad) for t, s in zip(self.inputs, samples, strict=True)]
         self.inputs = inputs
-        with modes_kept(), torch.inference_mode(False), torch.set_grad_enabled(torch.is_grad_enabled()):
+        with modes_kept(), grad_mode_kept():
             self.bind_inputs()
             try:
                 return self.joint(inputs, self.execute())

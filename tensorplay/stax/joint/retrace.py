@@ -215,6 +215,14 @@ def modes_kept() -> Iterator[None]:
                 torch.clear_autocast_cache()
 
 
+@contextlib.contextmanager
+def grad_mode_kept() -> Iterator[None]:
+    """Outside of inference mode, in the caller's grad mode, which leaving inference mode would turn on."""
+    grad = torch.is_grad_enabled()
+    with torch.inference_mode(False), torch.set_grad_enabled(grad):
+        yield
+
+
 def _copied(graph: fx.Graph) -> fx.Graph:
     new = fx.Graph()
     copies: dict[fx.Node, fx.Node] = {}

@@ -16,7 +16,7 @@ from ...errors import UnsupportedError
 from .differentiate import TapeRecorder
 from .functional import functionalize
 from .opgraph import OpGraph, runnable
-from .retrace import Run, attempts, generators, modes_kept, sweep
+from .retrace import Run, attempts, generators, grad_mode_kept, modes_kept, sweep
 
 
 def taped(graph: fx.GraphModule, samples: Sequence[Tensor]) -> OpGraph | None:
@@ -33,7 +33,7 @@ class _Taped(Run):
         undoing = generators({t.device for t in self.samples})
         inputs = [t.requires_grad_(s.requires_grad) for t, s in zip(self.inputs, self.samples, strict=True)]
         self.inputs = inputs
-        with modes_kept(), torch.inference_mode(False), torch.set_grad_enabled(torch.is_grad_enabled()):
+        with modes_kept(), grad_mode_kept():
             self.bind_inputs()
             try:
                 leaves = self.execute()
