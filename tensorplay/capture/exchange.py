@@ -8,7 +8,7 @@ Always: a collective that is not known here, or that a function which stays whol
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -56,14 +56,14 @@ def exchange_in_place(recorder: Any, op: Any, args: tuple) -> Any:
         recorder.refuse(f"{name} exchanges data with other processes in a way that a graph does not repeat")
     from torch._C._distributed_c10d import FakeWork, ProcessGroup, ReduceOp, Work
 
-    groups = [a for a in args if type(a) is torch.ScriptObject]
+    groups: list[Any] = [a for a in args if type(a) is torch.ScriptObject]
     group = ProcessGroup.unbox(groups[0])
-    kinds = {int(value): kind.lower() for kind, value in ReduceOp.RedOpType.__members__.items()}
+    kinds = {int(value): kind.lower() for kind, value in cast(Any, ReduceOp.RedOpType).__members__.items()}
     kind = kinds[int(groups[1].op())] if len(groups) > 1 else ""
     if kind == "premul_sum":
         recorder.refuse(f"{name} with {kind}")
     with recorder.watch:  # the function mode is on: the module's functions are entered
-        written, value = known(recorder, args, group, kind)
+        written, value = cast(Any, known)(recorder, args, group, kind)
         if torch.is_grad_enabled() and any(t.requires_grad for t in (value, *written)):
             recorder.refuse(f"{name} writes a tensor that requires grad, past autograd")
         value = _FUNCTIONAL.wait_tensor(value)

@@ -225,7 +225,7 @@ def attribute_name(frame: types.FrameType) -> str | None:
     if at < 0 or type(instructions[at].arg) is not int:
         return None
     count = instructions[at].arg
-    position = at - 1
+    position: int | None = at - 1
     for index in range(count - 1, 0, -1):  # arguments from the last one to the name
         value, position = _argument(frame, instructions, position)
         if position is None:
@@ -261,6 +261,7 @@ def _argument(frame: types.FrameType, instructions: list[dis.Instruction], posit
     if name == "FORMAT_SIMPLE" or (name == "FORMAT_VALUE" and item.arg == 0):
         value, before = _argument(frame, instructions, before)  # type: ignore[assignment]
         return value if type(value) is str else _MISSING, before
+    where: int | None
     if name == "BINARY_SUBSCR" or (name == "BINARY_OP" and item.argrepr == "[]"):
         key, where = _argument(frame, instructions, before)
         if where is None:
@@ -273,7 +274,6 @@ def _argument(frame: types.FrameType, instructions: list[dis.Instruction], posit
             return _MISSING, where
     if name == "BUILD_STRING" and item.arg is not None:
         parts: list[Any] = []
-        where: int | None
         where = before
         for _ in range(item.arg):
             if where is None:

@@ -191,7 +191,7 @@ def patched(recorder: Any) -> Iterator[None]:
         if _APPLY is not None:
             _APPLY.__code__ = _APPLY_CODE
         elif _HELD is not None:
-            _FUNCTION.apply = _HELD
+            _FUNCTION.apply = _HELD  # type: ignore[method-assign]
         elif "apply" in _FUNCTION.__dict__:
             del _FUNCTION.apply
         torch.nn.Parameter.__new__ = _NEW_AS_HELD  # type: ignore[method-assign]

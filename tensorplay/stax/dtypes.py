@@ -6,17 +6,19 @@ from dataclasses import dataclass
 
 import torch
 
+Torch = torch.dtype  # the row itself has a field `torch`
+
 
 @dataclass(frozen=True)
 class DType:
     """One row: how a torch dtype appears in text, C++ memory, Triton, and which dtype its arithmetic uses."""
 
-    torch: torch.dtype
+    torch: Torch
     name: str  # in IR text and kernel names
     c: str  # element type in memory
     triton: str
     bytes: int
-    compute: torch.dtype  # half types compute in float32; integers and bool in themselves
+    compute: Torch  # half types compute in float32; integers and bool in themselves
 
 
 ROWS = (

@@ -309,7 +309,7 @@ class Recorder(TorchDispatchMode):
         mean, var = named["running_mean"], named["running_var"]
         training = named["training"]
         if training and mean is None and var is None and func is not aten._native_batch_norm_legit.no_stats:
-            keys = ("input", "weight", "bias", "training", "momentum", "eps")
+            keys: tuple[str, ...] = ("input", "weight", "bias", "training", "momentum", "eps")
             if keys[0] in named and len(func._schema.returns) == 3:
                 return self.call(aten._native_batch_norm_legit.no_stats, {k: named[k] for k in keys})
         if not training or mean is None or var is None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import fx
@@ -219,7 +219,7 @@ class _Lowering:
 
     def _extern(self, node: fx.Node, specs: Sequence[Spec | None], reason: str = "", library: bool = True) -> tuple[Lowered | None, ...]:
         """A call of torch; its tensor operands are put in memory."""
-        cx, target = self.cx, node.target
+        cx, target = self.cx, cast(Any, node.target)
         schema = target._schema  # type: ignore[union-attr]
         if _TAG.dynamic_output_shape in target.tags or _TAG.data_dependent_output in target.tags:  # type: ignore[union-attr]
             raise UnsupportedError(f"{_name(node)} has a result whose shape depends on data{_where(node)}")

@@ -29,8 +29,8 @@ def _constant(name: str, number: Any) -> None:
         return filled(cx, number)
 
 
-for _name, _number in (("zeros", 0), ("ones", 1), ("empty", 0)):
-    _constant(_name, _number)
+for _row, _value in (("zeros", 0), ("ones", 1), ("empty", 0)):
+    _constant(_row, _value)
 
 
 @declare("creation", aten.empty_strided.default, aten.new_empty_strided.default, aten.empty_permuted.default)

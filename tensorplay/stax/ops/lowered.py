@@ -152,8 +152,8 @@ def promote(operands: Iterable[Lowered | Number]) -> torch.dtype:
         now = levels[level]
         levels[level] = dtype if now is None else torch.promote_types(now, dtype)
     result: torch.dtype | None = None
-    for dtype in levels:
-        if dtype is not None and (result is None or _kind(dtype) > _kind(result)):
-            result = dtype if result is None else torch.promote_types(result, dtype)
+    for found in levels:
+        if found is not None and (result is None or _kind(found) > _kind(result)):
+            result = found if result is None else torch.promote_types(result, found)
     assert result is not None
     return result

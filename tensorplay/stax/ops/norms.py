@@ -136,7 +136,7 @@ def _batch_norm_training(cx: Any, x: Lowered, weight: Any, bias: Any, *rest: Any
     if not training:
         if len(stats) != 2 or len(cx.specs) != 5:
             raise Refuse("inference without statistics")
-        y = _batch_norm_eval(cx, x, weight, bias, *stats, eps)
+        y = _batch_norm_eval(cx, x, weight, bias, stats[0], stats[1], eps)
         return y, _nothing(cx, 1), _nothing(cx, 2), *stats
     if not x.numel:
         raise Refuse("batch normalization of nothing")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import TypeAlias
 
 import torch
 
@@ -17,7 +18,7 @@ from ..expr import Expr
 from .atoms import ATOMS
 from .row import Refuse
 
-Operand = "Scalar | bool | int | float"
+Operand: TypeAlias = "Scalar | bool | int | float"
 _RANGE = {d: torch.iinfo(d) for d in (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)}
 
 
