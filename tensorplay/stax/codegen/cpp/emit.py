@@ -7,6 +7,7 @@ Always: kernels with the same text are one function; the text depends on nothing
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import dataclass, field
 
@@ -119,7 +120,7 @@ def comment(kernel: Kernel, plan: Plan) -> str:
             body = show_expr(node.loop.body) if k == 0 else "..."
             lines.append(f"  {b.name} = {f'{kind}({body})' if kind else body}")
     where = dict.fromkeys(plan.loops.lines.get(o, "") for o in kernel.origins)
-    lines += [f"  at {line}" for line in list(where)[:4] if line]
+    lines += [f"  at {os.path.basename(line)}" for line in list(where)[:4] if line]
     out = []
     for line in lines[:24]:
         line = " ".join(line.split())
