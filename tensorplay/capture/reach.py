@@ -15,7 +15,7 @@ import gc
 import importlib.util
 import sys
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -122,7 +122,6 @@ class Reach:
         self._queue: collections.deque[Found] = collections.deque()
         self._modules: dict[int, tuple[types.ModuleType, Source]] = {}  # of the program; code met later names more of them
         self._roots: dict[int, Root] = {}
-        self.holders: Callable[[Any], list[Any]] = gc.get_referrers  # who refers to an object
         self.root = Root(fn, getattr(fn, "__name__", type(fn).__name__))
         for k, value in enumerate(args):
             self._push(value, Argument(k), _ANYWAY, True)
@@ -154,7 +153,7 @@ class Reach:
         apart = bool(own or code.co_freevars) and code not in self._inner and not is_library_file(filename)
         if apart:
             function = callee(frame)
-            holders = [function] if function is not None else self.holders(code) if code not in self._owned else []
+            holders = [function] if function is not None else gc.get_referrers(code) if code not in self._owned else []
             self._owned.add(code)
             for holder in holders:
                 if isinstance(holder, types.FunctionType) and holder.__code__ is code and id(holder) not in self.objects:

@@ -196,39 +196,32 @@ def _fill(target: Any, step: Make, made: list[Any]) -> None:
 
 
 class Newborn:
-    """Knows which objects were made while it was open."""
+    """Knows which objects were made while it was open: the collector rests, so they are of its youngest generation."""
 
     def __enter__(self) -> Newborn:
-        self.frozen = gc.get_freeze_count() == 0
+        self.enabled = gc.isenabled()
+        gc.disable()
+        self.older = gc.get_objects(0)  # held, so that no new object takes the place of one that dies
+        self.early: set[int] = set()  # made before someone asked for a collection, which made them older
         self.ids: set[int] | None = None
-        self.early: set[int] = set()  # made before the collector was asked for something
-        if self.frozen:
-            gc.freeze()
-        else:
-            self.before = {id(o) for o in gc.get_objects()}
+        gc.callbacks.append(self.collected)
         return self
 
     def __exit__(self, *error: object) -> None:
-        if self.frozen:
-            gc.unfreeze()
+        gc.callbacks.remove(self.collected)
+        if self.enabled:
+            gc.enable()
+        del self.older
 
-    def holders(self, value: Any) -> list[Any]:
-        """The objects that refer to one; the collector does not look among frozen objects."""
-        if not self.frozen:
-            return gc.get_referrers(value)
-        self.early.update(id(o) for o in gc.get_objects())
-        gc.unfreeze()
-        try:
-            return gc.get_referrers(value)
-        finally:
-            gc.freeze()
+    def collected(self, phase: str, info: dict[str, int]) -> None:
+        if phase == "start":
+            self.early.update(id(o) for o in gc.get_objects(0))
 
     def __contains__(self, value: Any) -> bool:
         if not gc.is_tracked(value):
             return True  # holds no object that could tell; a container of plain values, or an object without any
         if self.ids is None:
-            now = {id(o) for o in gc.get_objects()}
-            self.ids = now | self.early if self.frozen else now - self.before
+            self.ids = ({id(o) for o in gc.get_objects(0)} | self.early) - {id(o) for o in self.older}
         return id(value) in self.ids
 
 

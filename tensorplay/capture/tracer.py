@@ -9,6 +9,7 @@ An exception of the function itself comes out unchanged. What the runs log and w
 
 from __future__ import annotations
 
+import gc
 import random
 import sys
 import threading
@@ -110,6 +111,7 @@ class _OtherwiseNext(Refused):
 def _once(
     fn: Any, args: tuple, kwargs: dict, reach: Reach, learned: Learned, first: _Settle | None, messages: Messages
 ) -> Captured:
+    gc.collect(1)  # programs that died since the last capture: while the collector rests, its own turn never comes
     before = ambient.ambient()
     messages.begin()
     snapshot = Snapshot(reach)
@@ -137,7 +139,6 @@ def _once(
     keep_effects = False
     try:
         with Newborn() as newborn:
-            reach.holders = newborn.holders
             with ExitStack() as stack:
                 stack.enter_context(patched(recorder))
                 stack.enter_context(messages.held(recorder.line))
