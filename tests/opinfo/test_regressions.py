@@ -33,6 +33,7 @@ CASES: dict[str, tuple[torch.Tensor, Callable[[torch.Tensor], object]]] = {
     "__rdiv__ of tensors": (torch.arange(1.0, 41).as_strided((5, 3, 2), (1, 1, 7)), lambda x: x.__rdiv__(x.contiguous() + 2)),
     # a value at its mean times a negative weight, where nothing is added
     "layer norm of one element": (torch.tensor([[-8.5]]), lambda x: torch.layer_norm(x, (1,), x[0], None)),
+    "gradient of dropout of integers": (torch.tensor([-9, 9, 0]), lambda x: torch.ops.aten.native_dropout_backward(x, x > 0, 2.0)),
     "relu of -0": (torch.tensor([-0.0, 0.0, 1.0, -1.0]), torch.relu),
 }
 

@@ -90,7 +90,13 @@ define(aten.hardswish_backward, _hardswish)
 define(aten.softplus_backward, _softplus)
 define((aten.hardshrink_backward, aten.softshrink_backward), lambda g, x, lambd=0.5: where((x > lambd) | (x < -lambd), g, _zero(x)))
 define(aten.log_sigmoid_backward, _log_sigmoid)
-define(aten.native_dropout_backward, lambda g, mask, scale=1.0: g * (mask * scale), FLOAT)
+
+
+@declare("pointwise", aten.native_dropout_backward.default)
+def _dropout_backward(cx: Any, g: Lowered, mask: Lowered, scale: float) -> Lowered:
+    if g.dtype.is_floating_point:
+        return apply(cx, lambda a, m: a * (m * scale), (g, mask))
+    return apply(cx, lambda a, m: a * (m * scale) + 0.0, (g, mask), FLOAT)  # an integer times 0 has no sign
 
 
 @declare("pointwise", aten.elu_backward.default)
