@@ -11,6 +11,7 @@ from torch import Tensor
 
 import tensorplay as tp
 from bench.levels import Interpreted
+from tensorplay.testing import near
 
 from ..graph.programs import observed
 from ..graph.programs import same as equal
@@ -93,3 +94,38 @@ def test_strides_after_a_write_through_every_pass(name: str) -> None:
             got = observed(tp.compile(f, backend=Interpreted), [x])
         want = observed(f, [x])
         assert equal(got, want), (layout, got, want)
+
+
+def test_results_are_one_tensor_only_where_eager_s_are() -> None:
+    def f(x: Tensor) -> tuple[Tensor, ...]:
+        y = x * 1
+        same = y.contiguous(), y.to(torch.float32), y.float()
+        return y, *same, y[...], y[()], y[:], y.detach(), y.data, y.squeeze(), y.view(3, 4), y.expand(3, 4), y.unsqueeze(0).squeeze(0), x, x[...], x.detach()
+
+    x = torch.randn(3, 4)
+    assert equal(observed(tp.compile(f, strict_native=True), [x]), observed(f, [x]))
+
+
+BIG = torch.arange(40.0).view(5, 8)
+BEYOND: dict[str, tuple[Callable[[Tensor], object], Tensor]] = {
+    "reads gaps": (lambda x: (x.add_(1), x.as_strided((17,), (1,)) * 2), BIG[:3, 2:3]),
+    "reads rows behind": (lambda x: (x.add_(1), x.as_strided((5, 8), (8, 1)) * 2), BIG[:3]),
+    "reads before": (lambda x: (x.add_(1), x.as_strided((2, 2), (8, 1), 0) * 2), BIG[1:3, 2:3]),
+    "writes gaps": (lambda x: (x.as_strided((3, 3), (8, 1), x.storage_offset()).add_(1), x * 2), BIG[:3, 2:3]),
+    "writes rows behind": (lambda x: (x.as_strided((5, 8), (8, 1)).add_(1), x * 2), BIG[:3]),
+    "writes before": (lambda x: (x.as_strided((8,), (1,), 0).add_(1), x * 2), BIG[1:3]),
+}
+
+
+@pytest.mark.parametrize("name", BEYOND)
+def test_memory_around_a_tensor_is_written_as_in_eager(name: str) -> None:
+    f, x = BEYOND[name]
+    ours, theirs = (BIG.clone().as_strided(x.shape, x.stride(), x.storage_offset()) for _ in range(2))
+    cf = tp.compile(f, backend="aot_eager")
+    with pytest.warns(tp.errors.FallbackWarning, match="as_strided"):
+        got = cf(ours)
+    want = f(theirs)
+    assert near(got[1], want[1], 0)  # type: ignore[index]
+    assert torch.equal(*(t.as_strided((5, 8), (8, 1), 0) for t in (ours, theirs)))
+    inside = lambda x: (x.add_(1), x.as_strided((2, 2), (8, 1), x.storage_offset() + 1).mul_(2), x * 1)  # noqa: E731
+    agrees(inside, BIG[1:3])

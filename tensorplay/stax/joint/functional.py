@@ -113,7 +113,7 @@ class _Pass:
         bases = [self.now(each) for each in chain[1:]]  # the values before the write
         after: list[tuple[Alias, fx.Node]] = []
         for each, base in zip(chain[:-1], bases, strict=True):
-            link = _placed(each, each.root.value.meta["spec"])
+            link = _placed(each, each.root.value.meta["spec"], writes=True)
             if not views.copies(link):
                 laid = self.laid(value, each.seen)
                 value, fresh = laid, fresh or laid is not value
@@ -216,14 +216,21 @@ def _top(alias: Alias) -> Alias:
     return alias
 
 
-def _placed(alias: Alias, now: Spec) -> Link:
-    """The link; `as_strided`, which counts from the begin of the storage, moved to where the root lies now."""
-    link, then = alias.link, _top(alias).seen
+def _placed(alias: Alias, now: Spec, writes: bool = False) -> Link:
+    """The link; `as_strided`, which counts from the begin of the storage, moved to where the root lies now. Only an
+    unwritten root has memory around its elements: else the view must consist of them."""
+    link, top = alias.link, _top(alias)
     if link.target is not aten.as_strided.default:
         return link
+    then = top.seen
     if then.stride != now.stride:
         raise UnsupportedError("as_strided on a tensor whose layout changed by a write")
     size, stride, offset = link.args
+    if writes or top.root.version:
+        last = offset + sum((n - 1) * st for n, st in zip(size, stride, strict=True))
+        dense = 1 + sum((n - 1) * st for n, st in zip(then.size, then.stride, strict=True)) == then.numel
+        if alias.seen.numel and not (dense and then.offset <= offset and last < then.offset + then.numel):
+            raise UnsupportedError("as_strided beyond the elements of a tensor that is written")
     return Link(link.target, (size, stride, offset - then.offset + now.offset))
 
 

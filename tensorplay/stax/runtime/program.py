@@ -174,9 +174,14 @@ def views(graph: fx.GraphModule | None, ops: OpGraph | None) -> dict[int, View]:
             if returns and returns[0].alias_info is not None and not returns[0].alias_info.is_write:
                 found[position] = View(leaf.name, FORMS.get(call, ""))
                 continue
-        if call in FORMS and (call != "getitem" or node.op == "placeholder"):  # x[...]; other items have operators
+        if call in FORMS and (call != "getitem" or node.op == "placeholder" or _everything(leaf.args[1])):
             found[position] = View(leaf.name, FORMS[call])
     return found
+
+
+def _everything(item: Any) -> bool:
+    """Whether an item is the whole tensor, `x[...]`: others have operators of their own."""
+    return item is Ellipsis or (isinstance(item, tuple) and all(i is Ellipsis for i in item))
 
 
 def called(node: fx.Node) -> str:
