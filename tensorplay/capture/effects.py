@@ -19,7 +19,7 @@ from typing import Any
 import numpy
 import torch
 
-from ..key.sources import Source
+from ..key.sources import Root, Source
 from .kinds import BUFFERS, hazard, is_followed, is_variable
 from .reach import Found, Reach
 
@@ -29,13 +29,17 @@ _TABLES = ("_parameters", "_buffers", "_modules")
 
 @dataclass(frozen=True)
 class Kept:
-    """One watched object: its elements at the time of the snapshot, how to read them again and how to put them back."""
+    """One watched object: its elements at the time of the snapshot, how to read them again and how to put them back.
+
+    part: what of the object at `source` the elements are, where a recipe can write them: `writes.PARTS`.
+    """
 
     source: Source | str
     owner: Any
     content: Any
     read: Callable[[Any], Any]
     put: Callable[[Any, Any], None]
+    part: str = ""
 
     def changed(self) -> list[Any]:
         """The keys or positions whose element is another object now."""
@@ -50,6 +54,10 @@ class Kept:
         if len(now) == len(then) and all(map(_is, now, then)):
             return []
         return [k for k in range(max(len(now), len(then))) if k >= min(len(now), len(then)) or not _is(now[k], then[k])]
+
+    def name(self, key: Any) -> str:
+        """An element as the user would write it."""
+        return f"{self.source}, {_named(key)}"
 
     def restore(self) -> None:
         if self.changed():
@@ -179,7 +187,7 @@ class Snapshot:
         for cls in list(reach.classes)[self._classes :]:
             self.kept.append(Kept(cls.__qualname__, cls, _read_class(cls), _read_class, _put_class))
         for tensor, source in list(reach.tensors.values())[self._tensors :]:
-            self.kept.append(Kept(source, tensor.__dict__, dict(tensor.__dict__), dict, _put_dict))
+            self.kept.append(Kept(source, tensor.__dict__, dict(tensor.__dict__), dict, _put_dict, "__dict__"))
         self._objects, self._classes, self._tensors = len(reach.objects), len(reach.classes), len(reach.tensors)
         with torch._C.DisableTorchFunction(), torch.utils._python_dispatch._disable_current_modes():
             self._generators += [(g, g.get_state()) for g in reach.generators[len(self._generators) :]]
@@ -188,7 +196,8 @@ class Snapshot:
             if content is None:
                 content = self._globals[key] = {}
                 read, put = _names(content)
-                self.kept.append(Kept(f"globals of {namespace.get('__name__', '?')}", namespace, content, read, put))
+                name = f"globals of {namespace.get('__name__', '?')}"
+                self.kept.append(Kept(Root(namespace, name), namespace, content, read, put, "items"))
             for name in names - content.keys():
                 content[name] = namespace.get(name, _MISSING)
 
@@ -204,29 +213,29 @@ class Snapshot:
         elif is_variable(value):
             self.kept.append(Kept(source, value, _read_variable(value), _read_variable, _put_variable))
         elif isinstance(value, dict):
-            self.kept.append(Kept(source, value, _read_dict(value), _read_dict, _put_dict))
+            self.kept.append(Kept(source, value, _read_dict(value), _read_dict, _put_dict, "items"))
         elif isinstance(value, (list, collections.deque)):
-            self.kept.append(Kept(source, value, list(value), list, _put_list))
+            self.kept.append(Kept(source, value, list(value), list, _put_list, "items"))
         elif isinstance(value, set):
             self.kept.append(Kept(source, value, set(value), set, _put_set))
         elif isinstance(value, types.FunctionType):
             if value.__closure__:
-                self.kept.append(Kept(source, value, _read_cells(value), _read_cells, _put_cells))
+                self.kept.append(Kept(source, value, _read_cells(value), _read_cells, _put_cells, "__closure__"))
         elif isinstance(value, type):
             return
         held = getattr(value, "__dict__", None)
         if type(held) is dict:
-            self.kept.append(Kept(source, held, dict(held), dict, _put_dict))
+            self.kept.append(Kept(source, held, dict(held), dict, _put_dict, "__dict__"))
             if isinstance(value, torch.nn.Module):
                 for table in _TABLES:
                     if held.get(table):
-                        self.kept.append(Kept(source, held[table], dict(held[table]), dict, _put_dict))
+                        self.kept.append(Kept(source, held[table], dict(held[table]), dict, _put_dict, table))
         if is_followed(value) and _slots(value):
             self.kept.append(Kept(source, value, _read_slots(value), _read_slots, _put_slots))
 
     def differences(self) -> list[str]:
         """What is not as it was, as the user would write it."""
-        return [f"{kept.source}, {_named(key)}" for kept in self.kept for key in kept.changed()]
+        return [kept.name(key) for kept in self.kept for key in kept.changed()]
 
     def restore(self) -> None:
         for kept in self.kept:

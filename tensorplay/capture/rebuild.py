@@ -20,8 +20,10 @@ import numpy
 import torch
 
 from ..key.sources import Source
+from .effects import Kept
 from .gradients import written
 from .kinds import SCALARS
+from .writes import Put
 
 _IMMUTABLE = (
     type, types.FunctionType, types.BuiltinFunctionType, types.ModuleType, enum.Enum, numpy.generic, range,
@@ -41,15 +43,6 @@ class Spent:
     """The k-th output of the graph as a value whose history a backward inside of the call has used up."""
 
     k: int
-
-
-@dataclass(frozen=True)
-class Write:
-    """An attribute of something that existed before the call, and the step that makes its new value."""
-
-    owner: Source
-    name: str
-    value: int
 
 
 @dataclass(frozen=True)
@@ -85,7 +78,7 @@ class Rebuild:
     steps: tuple[Any, ...]
     order: tuple[int, ...]
     root: int
-    writes: tuple[Write, ...] = ()
+    writes: tuple[Put, ...] = ()
 
     def plain(self) -> Any:
         """The number of the output that the result is, the numbers where it is a tuple of outputs, else this recipe."""
@@ -124,7 +117,7 @@ class Rebuild:
         for k in later:
             _fill(made[k], self.steps[k], made)
         for write in self.writes:
-            setattr(write.owner.get(args, kwargs), write.name, made[write.value])
+            write.put(args, kwargs, made[write.value])
         return made[self.root]
 
 
@@ -225,12 +218,15 @@ class Newborn:
         return id(value) in self.ids
 
 
-def plan(result: Any, recorder: Any, newborn: Newborn) -> tuple[Rebuild, list[Any], list[Any]]:
-    """The recipe for `result`, the output nodes that it reads, and what the result consists of."""
+def plan(
+    result: Any, recorder: Any, newborn: Newborn, effects: Sequence[tuple[Kept, Any, Any]] = ()
+) -> tuple[Rebuild, list[Any], list[Any]]:
+    """The recipe for `result` and what is left in other objects, the output nodes that it reads, and what it consists of."""
     builder = _Builder(recorder, newborn)
     root = builder.add(result)
-    writes = tuple([Write(owner, "grad", builder.add(value)) for owner, value in written(recorder)])
-    return Rebuild(tuple(builder.steps), tuple(builder.order()), root, writes), builder.outputs, builder.parts
+    writes = [Put(owner, "grad", "grad", builder.add(value)) for owner, value in written(recorder)]
+    writes += [Put(kept.source, kept.part, key, builder.add(value)) for kept, key, value in effects]  # type: ignore[arg-type]
+    return Rebuild(tuple(builder.steps), tuple(builder.order()), root, tuple(writes)), builder.outputs, builder.parts
 
 
 def _slots(cls: type) -> list[str]:

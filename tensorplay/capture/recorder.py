@@ -202,6 +202,8 @@ class Recorder(Values, TorchFunctionMode):
         node.meta["line"], node.meta["spec"] = line, spec(result)
         if seen.opaque:
             node.meta["opaque"] = True
+        if _checkpointed():
+            node.meta["checkpoint"] = True
         self._last = node
         lies = set()
         for tensor in tensors(result):
@@ -362,22 +364,23 @@ class Recorder(Values, TorchFunctionMode):
 
     def _placeholder_metadata(self, func: Any, args: tuple) -> Any:
         name = PLACEHOLDER_METADATA[func]
-        node = self.node_of(args[0])
-        value = func(*self._substitute(args))
-        if node.op == "placeholder":
-            source = self.inputs[[n for n in self.graph.nodes if n.op == "placeholder"].index(node)]
-            self.rows.append((Attribute(source, name) if name == "is_leaf" else Method(source, name), value))
-        return value
+        self.node_of(args[0])
+        source = self.source_of_input(args[0])
+        if source is not None:
+            with torch._C.DisableTorchFunction():
+                found = func(*args)  # of the caller's tensor, not of its stand-in
+            self.rows.append((Attribute(source, name) if name == "is_leaf" else Method(source, name), found))
+        return func(*self._substitute(args))
 
     def gradient(self, tensor: Tensor) -> Tensor | None:
         """The `grad` of an input is an input too, or its absence a part of the key."""
         found = gradients.read(self, tensor)
         if found is not NotImplemented:
             return found
-        node = self.node_of(tensor)
-        if node.op != "placeholder":
+        node, owner = self.node_of(tensor), self.source_of_input(tensor)
+        if owner is None:
             return self.record(_GRAD, (tensor,), {})
-        source = Attribute(self.source_of_input(tensor), "grad")  # type: ignore[arg-type]
+        source = Attribute(owner, "grad")
         with torch._C.DisableTorchFunction():
             value = tensor.grad
         if value is None:
@@ -390,7 +393,7 @@ class Recorder(Values, TorchFunctionMode):
         """Whether `grad_fn` is None; of an input that is in the key where it is a leaf."""
         with torch._C.DisableTorchFunction():
             history = self._substitute(tensor).grad_fn
-        if history is None and self.node_of(tensor).op == "placeholder":
+        if history is None:
             self._placeholder_metadata(_IS_LEAF, (tensor,))
         return history is None
 
@@ -479,8 +482,13 @@ def _unwrapped(tensor: Tensor) -> Tensor:
 
 def _saved_tensor_hooks() -> Any:
     """The hooks on saved tensors; those of checkpointing change what is kept, not what is computed."""
+    return None if _checkpointed() else torch._C._autograd._top_saved_tensors_default_hooks(False)
+
+
+def _checkpointed() -> bool:
+    """Whether what is recorded stands in a region of `torch.utils.checkpoint`, which backward computes again."""
     hooks = torch._C._autograd._top_saved_tensors_default_hooks(False)
-    return None if hooks is None or hooks[0].__module__ == "torch.utils.checkpoint" else hooks
+    return hooks is not None and hooks[0].__module__ == "torch.utils.checkpoint"
 
 
 def _parameter_names(fn: Any) -> list[str]:

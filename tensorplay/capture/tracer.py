@@ -38,6 +38,7 @@ from .recorder import Recorder
 from .running import RUNNING
 from .state import Seen, state, ties
 from .values import Learned, Refused, Restart
+from .writes import lasting
 
 _LOCK = threading.RLock()
 _RESTARTS = 200
@@ -60,15 +61,20 @@ def capture(fn: Any, args: tuple, kwargs: dict) -> Captured:
 def _capture(fn: Any, args: tuple, kwargs: dict, messages: Messages) -> Captured:
     learned = Learned()
     first: _Settle | None = None  # a run whose Python effects, such as filling a cache, were left in place
+    each_time: frozenset[str] | None = None  # what the run after it changed as well
     try:
         for _ in range(_RESTARTS):
             try:
                 with _generators_kept():
-                    return _once(fn, args, kwargs, Reach(fn, args, kwargs), learned, first, messages)
+                    return _once(fn, args, kwargs, Reach(fn, args, kwargs), learned, first, messages, each_time)
             except Restart:
                 continue
             except _Settle as settle:
                 first = settle.with_traceback(None)
+            except _EachTime as again:
+                assert first is not None
+                first.snapshot.restore()  # type: ignore[union-attr]
+                first, each_time = None, again.changes
         raise Refused("capture did not settle: the function takes another path on each run")
     except BaseException as error:
         if first is not None:
@@ -104,13 +110,21 @@ class _Settle(BaseException):
         self.snapshot, self.changes, self.outcome = snapshot, changes, outcome
 
 
+class _EachTime(BaseException):
+    """The second run changed Python objects as well: the recipe of the result has to do so, from where the first began."""
+
+    def __init__(self, changes: frozenset[str]) -> None:
+        self.changes = changes
+
+
 class _OtherwiseNext(Refused):
     """The run made state with which the same call does something else, as the first step of an optimizer does."""
 
 
 def _once(
-    fn: Any, args: tuple, kwargs: dict, reach: Reach, learned: Learned, first: _Settle | None, messages: Messages
-) -> Captured:
+    fn: Any, args: tuple, kwargs: dict, reach: Reach, learned: Learned, first: _Settle | None, messages: Messages,
+    each_time: frozenset[str] | None = None,
+) -> Captured:  # fmt: skip
     gc.collect(1)  # programs that died since the last capture: while the collector rests, its own turn never comes
     before = ambient.ambient()
     messages.begin()
@@ -155,19 +169,26 @@ def _once(
                     raise
                 if recorder.pending is not None:
                     raise recorder.pending
-            rebuild, outputs, parts = plan(result, recorder, newborn)
+            changed, effects = snapshot.differences(), None
+            if each_time is not None and changed:
+                effects = lasting(snapshot, {name for name in changed if name not in each_time})
+            rebuild, outputs, parts = plan(result, recorder, newborn, effects or ())
             recorder.finish(outputs, before)
             del result
-        changes, logged = "; ".join(snapshot.differences()[:3]), messages.logged
-        if changes or logged:
-            if first is not None and changes:
+        changes, logged = "; ".join(changed[:3]), messages.logged
+        if (changes and effects is None) or logged:
+            if changes and (each_time is not None or (first is not None and lasting(snapshot) is None)):
                 recorder.refuse_at(f"changes Python objects that existed before the call: {changes}", fn)
-            if first is not None:
+            if first is not None and changes:
+                raise _EachTime(frozenset(changed))
+            if first is not None or each_time is not None:
                 raise Refused(f"{logged}: logs at each call, which a graph does not repeat")
             keep_effects = True
             raise _Settle(snapshot, changes or logged, outcome(parts, recorder))
         if first is not None and first.outcome is not None and not first.outcome.same(outcome(parts, recorder)):
             raise _OtherwiseNext(f"the first call makes state that the next one finds: {first.changes}")
+        if effects:
+            snapshot.restore()  # the key is about what the call finds
         seen = Seen(reach, execution.codes if execution.watching else None, execution.every, execution.names)
         rows = {**dict(state(reach, seen)), **dict(settings)}
         return _assemble(recorder, reach, rebuild, tuple(rows.items()), ties(reach, seen))

@@ -693,7 +693,7 @@ def test_unreachable_tensor_is_refused():
     [
         lambda t: torch.from_numpy(t.numpy()) + t,
         lambda t: t * t.data_ptr(),
-        lambda t: (t.requires_grad_().sum().backward(), t)[1],
+        lambda t: (t.requires_grad_().sum().backward(create_graph=True), t)[1],
         lambda t: (torch.manual_seed(0), t + torch.rand(2))[1],
     ],
 )

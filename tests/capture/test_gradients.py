@@ -278,6 +278,29 @@ def nothing_to_differentiate():
 
 
 @case
+def an_argument_that_the_function_makes_require_grad():
+    def f(x):
+        (x.requires_grad_() * 2).sum().backward()
+        return x
+
+    xs = [T(1, 2, 3), T(4, 5, 6)]
+    return f, [(xs[0],), (xs[1],), (xs[0],)], lambda: [(x.requires_grad, x.grad) for x in xs]
+
+
+@case
+def an_argument_that_gets_a_history():
+    w = r(1, 2, 3)
+
+    def f(x):
+        (g,) = torch.autograd.grad((w * 2).sum(), w)
+        x.mul_(w)
+        return g
+
+    xs = [T(1, 2, 3), T(4, 5, 6)]
+    return f, [(x,) for x in xs], lambda: [(x.detach(), x.requires_grad) for x in xs]
+
+
+@case
 def no_scalar():
     def f(x):
         (x * 2).backward()
@@ -315,6 +338,12 @@ def hooks_on_gradients():
 @pytest.mark.parametrize("name", CASES[__name__])
 def test_gradients(name):
     check(CASES[__name__][name])
+
+
+@pytest.mark.parametrize("name", ["an_argument_that_the_function_makes_require_grad", "an_argument_that_gets_a_history"])
+def test_arguments_that_begin_to_require_grad_run_on_torch(name):
+    found = check(CASES[__name__][name], backend="stax", tolerance=1e-5)
+    assert any("require" in f.reason for f in found.fallbacks), found.fallbacks
 
 
 @pytest.mark.parametrize("name", NATIVE)

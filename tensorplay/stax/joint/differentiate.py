@@ -146,11 +146,7 @@ class _Tape(Run):
 
     def joint(self, inputs: list[Tensor], leaves: list[Any]) -> Joint:
         recorder, graph = self.recorder, self.recorder.graph
-        for t, s in zip(inputs, self.samples, strict=True):
-            if t.requires_grad != s.requires_grad:
-                raise UnsupportedError("a write that makes an input require grad")
-            if t.grad_fn is not None:  # a write without grad mode, as an optimizer's, leaves a leaf a leaf
-                raise UnsupportedError("a write to an input that requires grad")
+        check_inputs(inputs, self.samples)
         if any(isinstance(x, Tensor) and x.requires_grad and x.is_leaf and not any(x is t for t in inputs) for x in leaves):
             raise UnsupportedError("returns a tensor that it made require grad")
         bases, taken = _bases(inputs, leaves)
@@ -209,6 +205,15 @@ def _bases(inputs: list[Tensor], leaves: list[Any]) -> tuple[list[Tensor], tuple
     for k, x in enumerate(leaves):
         if isinstance(x, Tensor) and x.untyped_storage()._cdata not in owned:
             group = groups.setdefault(x.untyped_storage()._cdata, [])
+def check_inputs(inputs: Sequence[Tensor], samples: Sequence[Tensor]) -> None:
+    """Refuses a graph that gives an input of the caller a history, or makes it require grad."""
+    for t, s in zip(inputs, samples, strict=True):
+        if t.requires_grad != s.requires_grad:
+            raise UnsupportedError("a write that makes an input require grad")
+        if t.grad_fn is not None:  # a write without grad mode, as an optimizer's, leaves a leaf a leaf
+            raise UnsupportedError("a write to an input that requires grad")
+
+
             if not any(leaves[j] is x for j in group):
                 group.append(k)
     bases, taken = [], []

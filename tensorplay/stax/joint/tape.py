@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, fx
 
 from ...errors import UnsupportedError
-from .differentiate import TapeRecorder
+from .differentiate import TapeRecorder, check_inputs
 from .functional import functionalize
 from .opgraph import OpGraph, runnable
 from .retrace import Run, attempts, generators, grad_mode_kept, modes_kept, sweep
@@ -37,6 +37,7 @@ class _Taped(Run):
             self.bind_inputs()
             try:
                 leaves = self.execute()
+                check_inputs(inputs, self.samples)
                 if any(isinstance(x, Tensor) and x.requires_grad and not any(x is t for t in inputs) for x in leaves):
                     if not any(t.requires_grad for t in inputs):
                         raise UnsupportedError("returns a tensor that it made require grad")
