@@ -198,13 +198,6 @@ class _Tape(Run):
         return found
 
 
-def _bases(inputs: list[Tensor], leaves: list[Any]) -> tuple[list[Tensor], tuple[tuple[int, bool], ...]]:
-    """The tensors that the compiled part returns: one for each piece of memory that leaves the region, inputs apart."""
-    owned = {t.untyped_storage()._cdata for t in inputs}
-    groups: dict[int, list[int]] = {}
-    for k, x in enumerate(leaves):
-        if isinstance(x, Tensor) and x.untyped_storage()._cdata not in owned:
-            group = groups.setdefault(x.untyped_storage()._cdata, [])
 def check_inputs(inputs: Sequence[Tensor], samples: Sequence[Tensor]) -> None:
     """Refuses a graph that gives an input of the caller a history, or makes it require grad."""
     for t, s in zip(inputs, samples, strict=True):
@@ -214,6 +207,13 @@ def check_inputs(inputs: Sequence[Tensor], samples: Sequence[Tensor]) -> None:
             raise UnsupportedError("a write to an input that requires grad")
 
 
+def _bases(inputs: list[Tensor], leaves: list[Any]) -> tuple[list[Tensor], tuple[tuple[int, bool], ...]]:
+    """The tensors that the compiled part returns: one for each piece of memory that leaves the region, inputs apart."""
+    owned = {t.untyped_storage()._cdata for t in inputs}
+    groups: dict[int, list[int]] = {}
+    for k, x in enumerate(leaves):
+        if isinstance(x, Tensor) and x.untyped_storage()._cdata not in owned:
+            group = groups.setdefault(x.untyped_storage()._cdata, [])
             if not any(leaves[j] is x for j in group):
                 group.append(k)
     bases, taken = [], []
