@@ -1,6 +1,7 @@
 """Nothing outlives its use: arguments and results die by reference count, a compiled object with its versions (P18)."""
 
 import gc
+import resource
 import sys
 import weakref
 
@@ -131,3 +132,22 @@ def test_a_compiled_function_and_its_module_die_by_reference_count(no_collector)
                 cm(torch.randn(2, 3))
         del net, cm
         assert watch() is None
+
+
+@pytest.mark.parametrize("backend", ["eager", "stax"])
+def test_programs_that_were_compiled_and_deleted_leave_no_memory(backend):
+    """Nothing is collected by hand: the collector's own turns, and those of capture, suffice."""
+
+    def resident():
+        with open("/proc/self/statm") as f:
+            return int(f.read().split()[1]) * resource.getpagesize()
+
+    def compiled_and_deleted(programs, x):
+        for _ in range(programs):
+            tp.compile(lambda x: (torch.relu(x + 1) * 2).sum(-1), backend=backend)(x)
+
+    x = torch.randn(4, 8)
+    compiled_and_deleted(100, x)
+    before = resident()
+    compiled_and_deleted(300, x)
+    assert resident() - before < 1 << 20
