@@ -8,6 +8,7 @@ Always: every level can run on the same inputs (`run`), so a difference can be t
 from __future__ import annotations
 
 import linecache
+import operator
 import re
 import traceback
 from collections.abc import Callable, Sequence
@@ -168,6 +169,8 @@ def views(graph: fx.GraphModule | None, ops: OpGraph | None) -> dict[int, View]:
     found = {}
     for position, (node, leaf) in enumerate(zip(results, leaves, strict=True)):
         target = getattr(node, "target", None)
+        if target is operator.getitem:  # of the list that `split` and its like return
+            target = node.args[0].target
         call = called(leaf) if isinstance(leaf, fx.Node) and leaf.op.startswith("call_") else ""
         if isinstance(target, torch._ops.OpOverload):
             returns = target._schema.returns

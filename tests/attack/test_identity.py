@@ -1,0 +1,15 @@
+"""An output that eager makes by a view is a tensor object of its own, also where it equals an input."""
+
+import torch
+
+import tensorplay as tp
+
+
+def test_a_view_of_everything_is_not_the_input():
+    def f(x):
+        return x.chunk(1)[0], x.split(3)[0], x.tensor_split(1)[0], x[...], x.view(3), x.detach(), x, x.contiguous(), x.to(x.dtype)
+
+    x = torch.arange(3.0)
+    got, want = tp.compile(f, strict_native=True)(x), f(x)
+    assert [t is x for t in got] == [t is x for t in want]
+    assert all(t.data_ptr() == x.data_ptr() for t in got)
