@@ -222,6 +222,11 @@ class Compiled(Dispatch):
 
     def _miss(self, call: Call, args: tuple, kwargs: dict[str, Any]) -> Any:
         self.counts["misses"] += 1
+        if self._limit is not None and all([v.alive for v in self.versions]):  # nothing can be built: no lock is needed
+            over = self._over_limit(call, args, kwargs)
+            if over is not None:
+                over.count += 1
+                return self.fn(*args, **kwargs)
         error = None
         with self._lock:
             found = self._find(call, args, kwargs)  # another thread may have built it meanwhile
@@ -258,6 +263,7 @@ class Compiled(Dispatch):
                 return None
             version: Version = Version(call, None, args, kwargs)
             version.fallback = captured
+            version.prepare(self.fn, answers)
             self._keep((*self.versions, version))
             return version, ()
         seconds = {"capture": time.perf_counter() - start}
@@ -273,7 +279,7 @@ class Compiled(Dispatch):
         version.seconds = seconds | dict(getattr(version.program, "seconds", {}))
         self.compilations += 1
         if not self.settings.verify:
-            version.prepare(answers)
+            version.prepare(self.fn, answers)
         self._keep((*self.versions, version))
         emit("compile", self.name, version=version)
         return version, inputs

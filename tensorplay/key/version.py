@@ -12,7 +12,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import fx
@@ -88,7 +88,10 @@ class Version:
         self.replayed = replayed
         self.match: Callable[[tuple, dict], Any]
         self.captured: Captured | None = None
-        self.rows: tuple | None = None  # how the extension compares the arguments
+        self.rows, self.keywords = _rows((*args, *kwargs.values())), tuple(kwargs)  # what the extension compares
+        self.steps: tuple = ()
+        self.slots = 0
+        self.reads: tuple[int, ...] = ()
         if captured is None:
             self.match, self.text = _always, ""
         else:
@@ -137,7 +140,6 @@ class Version:
         self.parts = tuple(Part(s, e) for s, e in (*owners.items(), *states.items(), *lifted.items()))
         self.match, self.text = text.build(f"({listed})")
         self.steps = text.table()
-        self.rows, self.keywords = _rows((*args, *kwargs.values())), tuple(kwargs)
         self.slots, self.reads = len(text.slots), tuple(text.slot(name) for name in names)
         flat = (*self.sigma[0], *(e[2] for e in self.sigma[1]))
         named = sum(isinstance(s, _NAMED) for s in captured.inputs)
@@ -149,17 +151,30 @@ class Version:
         """Calls that this version served."""
         return self.served + (0 if self.check is None else self.check.hits)
 
-    def prepare(self, answers: tuple | None) -> None:
-        """Makes the check for the extension, given what its probes answered when the key was read."""
-        if native is None or self.rows is None or self.aliases or self.fallback is not None:
+    def prepare(self, fn: Callable[..., Any], answers: tuple | None) -> None:
+        """Makes the check for the extension, given what its probes answered when the key was read; `fn` is what runs
+        where nothing was captured."""
+        if native is None or self.rows is None or self.aliases or answers is None or not decided(answers):
             return
-        if answers is None or not decided(answers):
-            return
-        rebuild: Any = cast("Captured", self.captured).rebuild
-        run, result = getattr(self.program, "trusted", self.program), rebuild.plain()
+        run, result = getattr(self.program, "trusted", self.program), None
+        if self.captured is not None:
+            rebuild: Any = self.captured.rebuild
+            result = rebuild.plain()
+        if self.fallback is not None:
+            run, result = self._eager(fn, run, result)
         self.check = native.Check(
             answers, self.rows, self.keywords, self.steps, self.slots, self.reads, bool(self.gates), run, result
         )
+
+    def _eager(self, fn: Callable[..., Any], program: Any, result: Any) -> tuple[Callable[..., Any], Any]:
+        """The program and the recipe of a version that is not compiled, which counts its calls."""
+        fallback = self.fallback
+
+        def counted(*inputs: Any) -> Any:
+            fallback.count += 1
+            return () if program is None else program(*inputs)
+
+        return counted, result if program is not None else lambda _, args, kwargs: fn(*args, **kwargs)
 
     def _held(self) -> list[Identity]:
         return identities((self.sigma, tuple(part.expected for part in self.parts)))

@@ -77,6 +77,53 @@ def test_a_training_region_is_served_without_python():
         assert eq(out, net(x, scale=3.0)) and eq(net.weight.grad, torch.full((3,), 2.0)) and natively(cf) == k
 
 
+@pytest.mark.filterwarnings("ignore::tensorplay.FallbackWarning")
+def test_a_version_that_runs_eagerly_is_found_without_python_and_counted():
+    log = []
+
+    def effects(t, k=1):
+        log.append(k)
+        return t * k
+
+    cf = tp.compile(effects)
+    for k in range(5):
+        assert eq(cf(x, k=2), 2 * x) and log == [2] * (k + 1) and natively(cf) == k
+        assert tp.explain(cf).counters["eager calls"] == k + 1
+    assert eq(cf(x, k=3), 3 * x) and log[-1] == 3  # another key
+
+    def refuses(graph, inputs, **options):
+        raise NotImplementedError("nothing")
+
+    cf = tp.compile(lambda t: (t + 1, [t * 2]), backend=refuses)
+    for k in range(4):
+        assert eq(cf(x), (x + 1, [x * 2])) and natively(cf) == k and tp.explain(cf).counters["eager calls"] == k + 1
+
+    def raises(t):
+        log.append(1)
+        raise KeyError("mine")
+
+    cf = tp.compile(raises)
+    for _ in range(3):
+        with pytest.raises(KeyError, match="mine"):
+            cf(x)
+
+
+@pytest.mark.filterwarnings("ignore::tensorplay.FallbackWarning")
+def test_at_the_limit_calls_run_eagerly_until_a_version_dies():
+    class Key:
+        pass
+
+    cf, keys = tp.compile(lambda t, key: t + (key is not None), backend="eager", recompile_limit=2), [Key(), Key()]
+    for key in keys:
+        assert eq(cf(x, key), x + 1)
+    for n in range(3):
+        assert eq(cf(torch.ones(n), None), torch.ones(n)) and C(cf) == 2
+    assert tp.explain(cf).counters["eager calls"] == 3
+    del keys[0], key
+    assert eq(cf(torch.ones(5), None), torch.ones(5)) and C(cf) == 3
+    assert eq(cf(torch.ones(5), None), torch.ones(5)) and natively(cf) >= 1
+
+
 def change(argument, r):
     """Changes something inside of an argument."""
     box, items, table, config = argument
