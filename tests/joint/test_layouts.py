@@ -61,6 +61,7 @@ def into_strided(x: Tensor) -> tuple[Tensor, ...]:
 
 WRITES: dict[str, Callable[[Tensor], object]] = {
     "in place": lambda x: (x.add_(1), x * 2, x.clone()),
+    "in place on a product": lambda x: (y := x * 1.5, y.add_(1), y * 2, y.clone()),
     "in place on a copy": lambda x: (y := x.clone(), y.mul_(2), y + 1, torch.empty_like(y).copy_(y)),
     "copy over": lambda x: (y := x.clone(), y.copy_(x * 2), -y, y.relu()),
     "copy of another layout": lambda x: (y := torch.empty_like(x), y.copy_(x.contiguous()), y.sigmoid(), y),

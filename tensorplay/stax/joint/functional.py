@@ -272,6 +272,6 @@ def dense(layout: Spec) -> tuple[int, ...]:
 def _agrees(spec: Spec, layout: Spec) -> bool:
     """Whether every view and every operator gives the same layout of both: where they are equal, or dense in one order.
 
-    The stride of a dimension of size 1 addresses nothing, yet operators order dimensions by it.
+    The strides of an empty tensor and of dimensions of size 1 address nothing, yet operators order dimensions by them.
     """
-    return spec.stride == layout.stride or (1 not in layout.size and spec.stride == dense(layout))
+    return spec.stride == layout.stride or (not {0, 1} & {*layout.size} and spec.stride == dense(layout))
