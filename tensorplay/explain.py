@@ -90,14 +90,22 @@ class Training:
     inputs: tuple[int, ...]
     forward_bytes: int
     backward_bytes: int
+    forward_peak: int
+    backward_peak: int
     backward: str
 
     @staticmethod
     def of(program: Any) -> Training:
-        parts, arenas = program.partition, [p.plan.memory.arena_bytes for p in program.parts]
+        from .stax.schedule.peak import peak
+
+        parts = program.partition
+        forward, backward = [p.plan for p in program.parts] or (None, None)
+        consumed = {s.name for s in parts.saved}
+        arenas = [0 if plan is None else plan.memory.arena_bytes for plan in (forward, backward)]
+        peaks = [0 if plan is None else peak(plan, given) for plan, given in ((forward, ()), (backward, consumed))]
         state = "compiled" if program.backwards else "not compiled yet: the first backward compiles it"
         return Training(
-            parts.saved, parts.saved_bytes, parts.default_bytes, parts.recomputed, parts.kept, *(arenas or (0, 0)), state
+            parts.saved, parts.saved_bytes, parts.default_bytes, parts.recomputed, parts.kept, *arenas, *peaks, state
         )
 
     def __str__(self) -> str:
@@ -105,6 +113,7 @@ class Training:
         return "\n".join(
             (
                 f"saved {self.saved_bytes} bytes{share}; intermediates {self.forward_bytes} bytes forward, {self.backward_bytes} backward",
+                f"most memory at one time, parameters and inputs apart: {self.forward_peak} bytes forward, {self.backward_peak} backward",
                 *map(str, self.saved),
                 f"recomputed: {', '.join(self.recomputed) or 'nothing'}",
                 f"inputs read by backward: {', '.join(map(str, self.inputs)) or 'none'}",
@@ -196,7 +205,7 @@ def explain(cf: Any) -> Explanation:
     version = versions[-1]
     program = version.program
     levels: dict[str, Any] = {"graph": version.captured.graph, "seconds": dict(version.seconds)}
-    fallbacks = list(compiled.fallbacks)
+    fallbacks: list[Any] = list(compiled.fallbacks)
     parts = [p for p in getattr(program, "parts", (program,)) if hasattr(p, "plan")]
     if parts:
         kernels, externs = [], []

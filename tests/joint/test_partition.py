@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import math
+import os
+import pathlib
 import random
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 
 import pytest
 import torch
 from torch import fx
+from torch.utils.checkpoint import checkpoint
 
+import tensorplay as tp
 from tensorplay.errors import UnsupportedError
 from tensorplay.stax.joint import budget
 from tensorplay.stax.joint.differentiate import differentiate
 from tensorplay.stax.joint.partition import Region, minimum, recomputable
+from tensorplay.testing import near
 
 from .graphs import module
 
@@ -72,6 +79,31 @@ def choices(region: Region, again: Callable[[fx.Node], bool]) -> Iterator[tuple[
             yield kept, closure
 
 
+def test_a_checkpointed_region_runs_again() -> None:
+    """Backward computes its products again from the input and the masks; outside of it products run once."""
+    layer = [torch.nn.Sequential(torch.nn.Linear(32, 32), torch.nn.GELU(), torch.nn.Dropout(0.1)) for _ in range(3)]
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        x = layer[2](checkpoint(lambda x: layer[1](layer[0](x)), x, use_reentrant=False))
+        return x.sum()
+
+    cf = tp.compile(f, strict_native=True)
+    found = []
+    for g in (cf, f):
+        torch.manual_seed(0)
+        x = torch.linspace(-2, 2, 16 * 32).view(16, 32).requires_grad_()
+        g(x).backward()
+        found.append([x.grad, *(p.grad.clone() for m in layer for p in m.parameters())])
+        for m in layer:
+            m.zero_grad()
+    assert near(*found, 1e-5)
+    about = tp.explain(cf).training
+    assert [name.startswith("addmm") for name in about.recomputed].count(True) == 2
+    masks, outside, biases = 3 * 16 * 32, 16 * 32 * 4, 2 * 32 * 4
+    assert about.saved_bytes == masks + outside + biases
+    assert not any(name.startswith("bernoulli") for name in about.recomputed)
+
+
 def test_no_choice_saves_fewer_bytes() -> None:
     for region in regions(200, seed=0):
         least = min(budget.total(region, list(kept)) for kept, _ in choices(region, recomputable))
@@ -101,3 +133,38 @@ def test_a_budget_is_met_wherever_any_choice_meets_it() -> None:
             assert size <= limit and work <= 4 * min(fitting)
             asked, least, busy = asked + 1, least + (work == min(fitting)), busy + (min(fitting) > 0)
     assert least >= 0.95 * asked and busy > 50 and refused > 10
+
+
+SCRIPT = """
+import gc, torch, tensorplay as tp
+
+def status(key):
+    return next(int(line.split()[1]) * 1024 for line in open("/proc/self/status") if line.startswith(key + ":"))
+
+torch.set_num_threads(1)
+layers = [m for _ in range(4) for m in (torch.nn.Linear(512, 512), torch.nn.GELU())]
+model, x = torch.nn.Sequential(*layers), torch.randn(4096, 512)  # 8 MiB each
+cf = tp.compile(model, strict_native=True)
+
+def step():
+    cf(x).sum().backward()
+    model.zero_grad()
+
+for _ in range(3):
+    step()
+gc.collect()
+open("/proc/self/clear_refs", "w").write("5")  # VmHWM starts anew
+before = status("VmRSS")
+step()
+about = tp.explain(cf).training
+print(status("VmHWM") - before, max(about.forward_peak, about.backward_peak))
+"""
+
+
+@pytest.mark.skipif(not pathlib.Path("/proc/self/clear_refs").exists(), reason="reads /proc")
+def test_the_peak_that_explain_names_is_the_one_seen_from_outside() -> None:
+    environ = os.environ | {"MALLOC_MMAP_THRESHOLD_": str(1 << 18)}
+    done = subprocess.run([sys.executable, "-c", SCRIPT], env=environ, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    measured, named = map(int, done.stdout.split())
+    assert 0.8 * named <= measured <= 1.2 * named + (8 << 20), (measured, named)  # the sum's gradient is expanded: 8 MiB

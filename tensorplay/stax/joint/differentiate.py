@@ -9,6 +9,7 @@ their version counters, the generators and the autocast state are as before; no 
 from __future__ import annotations
 
 import bisect
+import itertools
 import operator
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -51,7 +52,8 @@ class Joint:
     results: how many outputs are results. tangents: for each tangent the result that it belongs to.
     grads: for each primal the position of its gradient among the gradients; None: eager gives it none.
     leaves: the region's result, leaf by leaf. taken: for each result the leaf whose tensor it is, and whether it is
-    that leaf's base. Nodes of backward have meta['backward'].
+    that leaf's base. Nodes of backward have meta['backward'], those of a
+    checkpointed region meta['checkpoint'].
     """
 
     ops: OpGraph
@@ -78,7 +80,7 @@ class TapeRecorder(Recorder):
         self.marks: list[tuple[int, str]] = []  # autograd's sequence number from which on nodes belong to a line
         self.backward = False
         self.places: dict[tuple, fx.Node | Result] = {}
-        self.storages: dict[int, int] = {}  # storage -> weak handle, which keeps the number from being used again
+        self.storages: dict[int, Any] = {}  # storage -> weak handle, which keeps the number from being used again
         super().__init__(foreign)
 
     @property
@@ -139,7 +141,12 @@ class _Tape(Run):
                     undo()
 
     def call(self, node: fx.Node, values: dict[fx.Node, Any]) -> Any:
+        nodes = self.recorder.graph.nodes
+        last = next(reversed(nodes), None)
         found = super().call(node, values)
+        if node.meta.get("checkpoint"):
+            for made in itertools.takewhile(lambda n: n is not last, reversed(nodes)):
+                made.meta["checkpoint"] = True
         if node.op == "get_attr" and isinstance(found, Tensor) and found.requires_grad:
             raise UnsupportedError("a constant that requires grad")
         return found
@@ -276,10 +283,11 @@ def _leaf(x: Any, node: Any, bases: list[Tensor], nodes: Sequence[fx.Node], inpu
 
 
 def _tag(graph: fx.Graph, results: int, before: set[fx.Node]) -> None:
-    """Marks the nodes of backward: recorded or made after forward, and not needed by a result or a write."""
+    """Marks the nodes of backward: recorded or made after forward, and not needed by a result or an effect."""
     nodes = list(graph.nodes)
     outputs: Any = nodes[-1].args[0]
-    forward = ancestors([*(x for x in outputs[:results] if isinstance(x, fx.Node)), *(n for n in nodes if n.target is WRITE)])
+    effects = [n for n in nodes if n.target is WRITE or (n in before and n.meta.get("ordered"))]
+    forward = ancestors([*(x for x in outputs[:results] if isinstance(x, fx.Node)), *effects])
     late = False
     for node in nodes[:-1]:
         late = late or node not in before

@@ -1,9 +1,10 @@
 """What forward saves and what backward computes again: the partition of the joint graph (section 5.4).
 
 In: a `Joint`.  Out: `Parts`: the forward graph, which also returns what it saves, and the backward graph.
-Always: random and library operators run once, in forward; the saved set of `minimum` is a minimum cut in bytes read
-back by backward, of equal cuts the one nearest the backward. Backward reads an input itself only where eager's does,
-of any other a copy, so that a later write to it is no error. No view is saved but the tensor that it views.
+Always: random operators run once, in forward; library operators too, except in regions of `torch.utils.checkpoint`,
+whose user asked for it; the saved set of `minimum` is a minimum cut in bytes read back by backward, of equal cuts the
+one nearest the backward. Backward reads an input itself only where eager's does, of any other a copy, so that a later
+write to it is no error. No view is saved but the tensor that it views.
 """
 
 from __future__ import annotations
@@ -29,14 +30,15 @@ aten = torch.ops.aten
 
 @dataclass(frozen=True)
 class Saved:
-    """One value that forward keeps for backward, and the nodes that read it there."""
+    """One value that forward keeps for backward, the nodes that read it there, and why it is not computed again."""
 
     name: str
     nbytes: int
     readers: tuple[str, ...]
+    reason: str
 
     def __str__(self) -> str:
-        return f"{self.name}: {self.nbytes} bytes, read by {', '.join(self.readers)}"
+        return f"{self.name}: {self.nbytes} bytes, read by {', '.join(self.readers)}; {self.reason}"
 
 
 @dataclass(frozen=True)
@@ -112,11 +114,24 @@ def root(node: fx.Node) -> fx.Node:
 
 
 def recomputable(node: fx.Node) -> bool:
-    """Whether backward may run the operator again: a row of loop IR that draws nothing."""
+    """Whether backward may run the operator again: a row of loop IR that draws nothing, or in a checkpointed region
+    any row that draws nothing."""
     if node.op != "call_function" or node.target is operator.getitem:
         return node.op != "placeholder"
     row = find(node.target)  # type: ignore[arg-type]
-    return row is not None and row.kind != "library" and not row.ordered and not node.meta.get("ordered")
+    drawing = row is None or row.ordered or node.meta.get("ordered")
+    return not drawing and (row.kind != "library" or "checkpoint" in node.meta)  # type: ignore[union-attr]
+
+
+def reason(node: fx.Node) -> str:
+    """Why backward is given a value."""
+    if node.op == "placeholder":
+        return "an input that may be written before backward reads it"
+    source = node.args[0] if node.target is operator.getitem else node
+    if recomputable(source):  # type: ignore[arg-type]
+        return "no fewer bytes would give it"
+    row = find(source.target)  # type: ignore[union-attr,arg-type]
+    return "a library call runs once" if row is not None and not row.ordered else "it draws or has no row, so it runs once"
 
 
 def default(region: Region) -> list[fx.Node]:
@@ -171,7 +186,7 @@ def partition(joint: Joint, choose: Callable[[Region], list[fx.Node]] = minimum)
         OpGraph(forward, True),
         OpGraph(backward, True),
         tuple(primals.index(n) for n in kept),
-        tuple(Saved(n.name, nbytes(n.meta["spec"]), readers[n]) for n in saved),
+        tuple(Saved(n.name, nbytes(n.meta["spec"]), readers[n], reason(n)) for n in saved),
         tuple(n.name for n in region.values if n in again and n.op == "call_function"),
         sum(region.cost(n) for n in default(region)),
     )
