@@ -1,6 +1,9 @@
 """Section 5: differentiation, what is saved, what is computed again."""
 
 import copy
+import gc
+import inspect
+import weakref
 
 import pytest
 import torch
@@ -126,6 +129,132 @@ def comp_of(model, x):
     cf = comp(model)
     cf(x)
     return cf
+
+
+def test_5_07_the_cut_saves_what_the_best_choice_saves():
+    """Proven against every choice on small graphs in tests/joint; here, a chain whose narrowest place is known."""
+
+    def f(x, a, b, c):
+        h = torch.tanh(x @ a).exp()  # wide
+        return torch.sigmoid(h @ b).exp() @ c  # narrow
+
+    cf = comp(f)
+    cf(leaf(4, 8), leaf(8, 64), leaf(64, 2), leaf(2, 8)).sum().backward()
+    parts = compiled_of(cf).versions[-1].program.partition
+    assert parts.saved_bytes == 4 * 4 * (64 + 2)  # one value of each width: the chain after it runs again
+    assert "mm" not in {s.target for s in parts.saved if not hasattr(s, "name")} and targets(BW(cf)).count("mm") == 6
+
+
+def test_5_09_a_memory_budget_is_kept():
+    def f(x):
+        for _ in range(6):
+            x = torch.sin(x @ x)
+        return x.sum()
+
+    found = {}
+    for budget in (1.0, 0.5, 0.25):
+        cf, x = comp(f, memory_budget=budget), torch.eye(16).requires_grad_()
+        out = cf(x)
+        held = sum(t.nbytes for t in out.grad_fn.saved_tensors if t.data_ptr() != x.data_ptr())
+        out.backward()
+        assert held <= budget * tp.explain(cf).training.default_bytes
+        found[budget] = x.grad
+    assert near(found[0.25], found[1.0], 1e-5) and near(found[0.5], found[1.0], 1e-5)
+
+
+def test_5_10_a_chain_of_a_hundred_steps_with_seven_slots():
+    schedule = tp.remat.binomial(n=100, slots=7)
+    assert schedule.peak <= 7 and schedule.forwards == tp.remat.least_forwards(100, 7)
+
+
+def test_5_11_hardness_of_the_general_problem_is_stated():
+    assert "PSPACE" in inspect.getdoc(tp.remat)
+
+
+class Box:
+    """What holds a saved tensor for autograd."""
+
+    def __init__(self, t):
+        self.t = t
+
+
+def test_5_13_saved_values_die_with_backward_or_with_the_output():
+    x, w, boxes = leaf(8, 8), leaf(8, 8), []
+
+    def pack(t):
+        box = Box(t)
+        boxes.append(weakref.ref(box))
+        return box
+
+    cf = comp(lambda x, w: ((x @ w).relu().tanh().sum(), (x > 0).sum(), w * 2))
+    gc.disable()
+    try:
+        for way in ("backward", "del", "retain"):
+            boxes.clear()
+            with torch.autograd.graph.saved_tensors_hooks(pack, lambda box: box.t):
+                out, count, other = cf(x, w)
+            assert boxes and all(b() is not None for b in boxes) and not count.requires_grad
+            if way != "del":
+                out.backward(retain_graph=way == "retain")  # `other` has no tangent, and stays without
+            if way == "retain":
+                assert all(b() is not None for b in boxes)
+            if way != "backward":
+                del out, other
+            assert not any(b() is not None for b in boxes)
+    finally:
+        gc.enable()
+
+
+def test_5_14_explain_says_whether_backward_is_compiled():
+    cf = comp(lambda x: x.exp().sum())
+    out = cf(leaf(3))
+    assert tp.explain(cf).training.backward.startswith("not compiled yet")
+    out.backward()
+    assert tp.explain(cf).training.backward == "compiled"
+
+
+def test_5_15_retained_graphs_and_changed_inputs():
+    x = leaf(4)
+    out = comp(lambda x: x.exp().sum())(x)
+    out.backward(retain_graph=True)
+    out.backward()
+    assert near(x.grad, 2 * x.detach().exp(), 1e-6)
+    with pytest.raises(RuntimeError, match="second time"):
+        out.backward()
+    b = torch.ones(4)
+    out = comp(lambda x, b: (x * b).sum())(x, b)
+    b.add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        out.backward()
+
+
+def test_5_17_statistics_move_once_a_call():
+    model, ref = nn.BatchNorm1d(3), nn.BatchNorm1d(3)
+    cf = comp(model)
+    for seed in range(2):
+        x = torch.randn(8, 3, generator=torch.Generator().manual_seed(seed))
+        cf(x).sum().backward()
+        ref(x).sum().backward()
+    assert all(near(a, b, 1e-6) for a, b in zip(model.buffers(), ref.buffers(), strict=True))
+    assert model.num_batches_tracked == 2
+
+
+def test_5_19_widened_values_are_kept_narrow():
+    def f(x, w):
+        h = x @ w
+        wide = torch.cat([h.float(), h.float() * 2], 1)
+        return (wide * wide).sum()
+
+    cf, x, w = comp(f), leaf(6, 7).to(torch.bfloat16), leaf(7, 9).to(torch.bfloat16)
+    x, w = x.detach().requires_grad_(), w.detach().requires_grad_()
+    out = cf(x, w)
+    kept = [t for t in out.grad_fn.saved_tensors if t.data_ptr() not in (x.data_ptr(), w.data_ptr())]
+    assert kept and all(t.dtype == torch.bfloat16 for t in kept)
+    out.backward()
+    got = [x.grad, w.grad]
+    x.grad = w.grad = None
+    f(x, w).backward()
+    assert all(near(a, b, 2e-2) for a, b in zip(got, [x.grad, w.grad], strict=True))
 
 
 def test_joint_graph_needs_no_compiler_and_runs_on_torch():

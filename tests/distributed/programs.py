@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as fc
 from torch import nn
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 import tensorplay as tp
@@ -117,6 +117,36 @@ def sharded_layers_compiled_under_their_hooks(rank):
 
 
 @program
+def sharded_in_low_precision_with_evaluation_between(rank):
+    found, made = [], []
+    for compiled in (False, True):
+        model, policy = network(), MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+        model[1] = nn.LayerNorm(8)
+        KEPT.extend(model.parameters())
+        for k in (0, 3):
+            fully_shard(model[k], mp_policy=policy)
+        fully_shard(model, mp_policy=policy)
+        for layer in model if compiled else ():
+            layer.forward = tp.compile(layer.forward, strict_native=True)
+            made.append(layer.forward)
+        seen = losses(rank, model)
+        with torch.no_grad():
+            seen.append(model.eval()(torch.ones(4, 6) * rank).sum().item())
+        found.append([round(x, 2) for x in (*seen, *losses(rank, model.train()))])
+    return found[0], found[1], made
+
+
+@program
+def buckets_and_a_static_graph(rank):
+    want, got, made = [], [], []
+    for options in ({"gradient_as_bucket_view": True}, {"static_graph": True}):
+        made.append(tp.compile(network(), strict_native=True))
+        want += losses(rank, DDP(network(), **options))
+        got += losses(rank, DDP(made[-1], **options))
+    return want, got, made
+
+
+@program
 def compiled_sharded_module(rank):
     model = sharded()
     compiled = tp.compile(model)
@@ -167,6 +197,26 @@ def functional_gather_and_scatter(rank):
 @program
 def gradients_of_collectives(rank):
     return both(lambda x: fc.all_reduce(x * x, "sum", dist.group.WORLD) * (rank + 1), torch.ones(4), backward=True)
+
+
+@program
+def gradients_of_gathering(rank):
+    return both(lambda x: fc.all_gather_tensor(x * 2, 0, dist.group.WORLD) ** 2, torch.arange(4.0) * (rank + 1), backward=True)
+
+
+@program
+def groups_lists_and_small_tensors(rank):
+    group = dist.new_group([0, 1])
+
+    def f(x):
+        y, number = x[:0] * 2, x[0] * 2
+        dist.all_reduce(y, group=group)
+        dist.all_reduce(number, dist.ReduceOp.PRODUCT)
+        a, b = fc.all_reduce_coalesced([x, x * 2], "max", group)
+        swapped = fc.all_to_all_single(x * 1, None, None, group)
+        return y.sum() + number + a + b + swapped
+
+    return both(f, torch.arange(1.0, 5.0) * (rank + 1))
 
 
 @program

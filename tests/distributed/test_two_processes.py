@@ -18,7 +18,8 @@ PROGRAMS = (  # named here, since importing them imports half of torch
     "wrapped_compiled_module", "unused_parameters", "accumulation_without_synchronization",
     "sharded_layers_compiled_under_their_hooks", "functional_all_reduce", "functional_gather_and_scatter",
     "gradients_of_collectives", "all_reduce_of_a_value", "all_reduce_of_an_input", "all_gather_and_broadcast",
-    "asynchronous_all_reduce", "one_process_compiles",
+    "asynchronous_all_reduce", "one_process_compiles", "sharded_in_low_precision_with_evaluation_between",
+    "buckets_and_a_static_graph", "gradients_of_gathering", "groups_lists_and_small_tensors",
 )  # fmt: skip
 EAGER = {
     "compiled_wrapper": "DistributedDataParallel(tp.compile(module))",

@@ -17,7 +17,7 @@ Compile = Callable[[Any], Any]
 
 def leaf(*size: int, seed: int = 0, grad: bool = True, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     generator = torch.Generator().manual_seed(seed + sum(size))
-    return torch.randn(*size, generator=generator, dtype=dtype).requires_grad_(grad)
+    return torch.randn(size, generator=generator, dtype=dtype).requires_grad_(grad)
 
 
 def mlp(seed: int = 0) -> nn.Sequential:

@@ -174,6 +174,47 @@ def test_partial_use_of_outputs():
     agree(f)
 
 
+def test_backward_of_one_result_after_another():
+    def apart(c):
+        x, w = leaf(4), leaf(4, seed=1)
+        a, b, d = c(lambda x, w: (x.exp(), w * 2, x.detach() * w))(x, w)
+        for t in (b, d, a):
+            t.sum().backward()
+        return x.grad, w.grad, caught(lambda: a.sum().backward())
+
+    def networks(c):
+        m, d, x = mlp(), mlp(1), leaf(4, 6, grad=False)
+        f = c(lambda x: (m(x).mean(), d(x).pow(2).mean()))
+        for _ in range(2):
+            for t in f(x):
+                t.backward()
+        return grads(m, d)
+
+    def together(c):  # they share a part of the graph
+        x = leaf(4)
+        a, b, d = c(lambda x: ((h := x.exp()).sin().sum(), h.cos().sum(), x.tanh().sum()))(x)
+        a.backward()
+        d.backward()
+        return x.grad, caught(b.backward)[0]
+
+    def changed(c):
+        x, b = leaf(4), torch.ones(4)
+        u, v = c(lambda x, b: ((x * b).sum(), (x.sin() * b * b).sum()))(x, b)
+        u.backward()
+        b.add_(1)
+        return caught(v.backward)
+
+    def again(c):
+        x = leaf(4)
+        a, b = c(lambda x: ((x**3).sum(), x.sin().sum()))(x)
+        b.backward()
+        (g,) = torch.autograd.grad(a, x, create_graph=True)
+        return g.detach(), torch.autograd.grad(g.sum(), x)
+
+    for program in (apart, networks, together, changed, again):
+        agree(program)
+
+
 # ---- where and when backward runs --------------------------------------------------------------------------------------
 
 

@@ -10,6 +10,7 @@ the same inputs under autograd. Nothing here refers to an autograd node, so no c
 from __future__ import annotations
 
 import contextlib
+import itertools
 import operator
 import threading
 from collections.abc import Callable, Sequence
@@ -24,7 +25,7 @@ from ..loops.nodes import Spec
 from .differentiate import Joint, Leaf, differentiate, of_leaves
 from .opgraph import OpGraph
 from .partition import Parts, partition
-from .tangents import restrict
+from .tangents import groups, restrict
 
 Run = Callable[..., Sequence[Any]]
 _AS_IT_IS: contextlib.AbstractContextManager = contextlib.nullcontext()
@@ -68,6 +69,8 @@ class TrainingProgram:
         self.backwards: dict[tuple[bool, ...], tuple[Any, tuple[int | None, ...], tuple[bool, ...]]] = {}
         placeholders = [n for n in parts.backward.module.graph.nodes if n.op == "placeholder"]
         self.layouts: list[Spec] = [n.meta["spec"] for n in placeholders[len(placeholders) - len(joint.tangents) :]]
+        self.groups = groups(parts.backward, len(joint.tangents))
+        self.several = frozenset(self.groups)
         self.modes = ambient.ambient()  # it is compiled for the modes that it is called under
         self._compile = compile
         self._lock = threading.Lock()
@@ -203,12 +206,12 @@ class Step(torch.autograd.Function):
         program: TrainingProgram = ctx.program
         if torch.is_grad_enabled() or any(t is not None and _is_batched(t) for t in tangents):
             return *_NO_GRADS, *_again(ctx, program, tangents)
-        values: list[Any] = list(ctx.saved_tensors)
-        run, grads, reads = program.backward_for(tuple([t is not None for t in tangents]))
-        values = [v for v, read in zip(values, reads, strict=True) if read]
+        present = tuple([t is not None for t in tangents])
+        values = _saved(ctx, present)
+        run, grads, reads = program.backward_for(present)
         if not torch._C._autograd._get_current_graph_task_keep_graph():
-            ctx.maybe_clear_saved_tensors()
-            ctx.others = None
+            _spend(ctx, present, values)
+        values = [v for v, read in zip(values, reads, strict=True) if read]
         values += [_laid(t, spec) for t, spec in zip(tangents, program.layouts, strict=True) if t is not None]
         found = run.call(values) if getattr(run, "consumes", False) else run(*values)
         return *_NO_GRADS, *[None if k is None else found[k] for k in grads]
@@ -218,6 +221,34 @@ _NO_GRADS = (None, None, None)  # what stands before the inputs
 _is_batched = torch._C._functorch.is_legacy_batchedtensor  # of torch.autograd.grad(..., is_grads_batched=True)
 # No transform of torch.func is active where a compiled version runs, so that the plain function of C serves.
 _apply = getattr(super(torch.autograd.Function, Step), "apply", Step.apply)
+
+
+def _saved(ctx: Any, present: tuple[bool, ...]) -> list[Any]:
+    """The kept inputs and saved values, unless a backward through the same part of the region has freed them."""
+    left = getattr(ctx, "left", None)
+    if left is None:
+        return list(ctx.saved_tensors)
+    if any(g in ctx.spent for g in itertools.compress(ctx.program.groups, present)):
+        raise RuntimeError(f"Trying to backward through the graph a second time {_FREED}")
+    if any(t._version != version for t, version in left):
+        raise RuntimeError(_MODIFIED)
+    return [t for t, _ in left]
+
+
+def _spend(ctx: Any, present: tuple[bool, ...], values: list[Any]) -> None:
+    """Frees what was saved once every group of results had its backward; before that, autograd itself would."""
+    program = ctx.program
+    if len(program.several) > 1:
+        ctx.spent = {*getattr(ctx, "spent", ()), *itertools.compress(program.groups, present)}
+        if ctx.spent < program.several:
+            ctx.left = [(t, t._version) for t in values]
+            return
+    ctx.left = ctx.others = None
+    ctx.maybe_clear_saved_tensors()
+
+
+_FREED = "(or directly access saved tensors after they have already been freed): specify retain_graph=True the first time"
+_MODIFIED = "one of the variables needed for gradient computation has been modified by an inplace operation"
 
 
 def _laid(t: Tensor, spec: Spec) -> Tensor:
@@ -233,13 +264,13 @@ def _again(ctx: Any, program: TrainingProgram, tangents: Sequence[Tensor | None]
         raise RuntimeError("create_graph=True through a compiled region that writes its inputs: differentiate twice outside of tp.compile")
     create_graph, outside = torch.is_grad_enabled(), ambient.ambient()
     if ctx.others is None:
-        raise RuntimeError("Trying to backward through the graph a second time: the saved inputs of a compiled region were freed")
+        raise RuntimeError(f"Trying to backward through the graph a second time {_FREED}")
     inputs: list[Any] = [None] * len(program.grads)
-    for k, t in zip(program.kept, ctx.saved_tensors):
+    for k, t in zip(program.kept, _saved(ctx, tuple([t is not None for t in tangents]))):
         inputs[k] = t
     for k, (t, version) in zip(program.rest, ctx.others, strict=True):
         if t._version != version:
-            raise RuntimeError("one of the variables needed for gradient computation has been modified by an inplace operation")
+            raise RuntimeError(_MODIFIED)
         inputs[k] = t
     now = torch.get_rng_state() if program.random else None
     try:

@@ -62,6 +62,30 @@ def restrict(backward: OpGraph, grads: Places, present: tuple[bool, ...]) -> tup
     return OpGraph(runnable(backward.module, graph), True), places, reads
 
 
+def groups(backward: OpGraph, count: int) -> tuple[int, ...]:
+    """For each tangent the number of its group. Tangents of one group meet in backward before gradients of a primal are
+    summed: their results share a part of eager's graph, which the backward of one of them frees for the others too."""
+    nodes = list(backward.module.graph.nodes)
+    sums: set[fx.Node] = set()
+    for node in reversed(nodes):
+        if node.target in (aten.add.Tensor, aten.add.default) and all(u.op == "output" or u in sums for u in node.users):
+            sums.add(node)
+    group = list(range(count))
+    given = [n for n in nodes if n.op == "placeholder"]
+    needs: dict[fx.Node, int] = {n: 1 << k for k, n in enumerate(given[len(given) - count :])}
+    for node in nodes:
+        if node.op != "call_function":
+            continue
+        found = 0
+        for a in node.all_input_nodes:
+            found |= needs.get(a, 0)
+        needs[node] = found
+        if found & (found - 1) and node not in sums:
+            met = {group[k] for k in range(count) if found >> k & 1}
+            group = [min(met) if g in met else g for g in group]
+    return tuple(group)
+
+
 def _sum_of_one(node: fx.Node, absent: Iterable[fx.Node]) -> fx.Node | None:
     """The operand of a sum of two gradients that is there, where the sum is just that."""
     if node.target not in (aten.add.Tensor, aten.add.default) or len(node.args) != 2 or node.kwargs:
