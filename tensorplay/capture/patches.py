@@ -41,6 +41,25 @@ REFUSED: tuple[tuple[Any, str, str, bool], ...] = (
 )
 
 
+def _cond(pred: Any, true_fn: Callable, false_fn: Callable, operands: Any = ()) -> Any:
+    """torch.cond: a branch like any other; torch itself traces both with torch._dynamo."""
+    return true_fn(*operands) if pred else false_fn(*operands)
+
+
+def _while_loop(cond_fn: Callable, body_fn: Callable, carried_inputs: Any) -> Any:
+    """while_loop: a loop like any other."""
+    carried = tuple(carried_inputs)
+    while cond_fn(*carried):
+        carried = tuple(body_fn(*carried))
+    return carried
+
+
+# operators whose arguments are functions: module, name, what runs in their place
+CONTROL: tuple[tuple[str, str, Callable], ...] = (
+    ("torch", "cond", _cond), ("torch._higher_order_ops", "cond", _cond), ("torch._higher_order_ops", "while_loop", _while_loop),
+)  # fmt: skip
+
+
 # the beginning and the end of a torch.func transform: module, name, change of depth
 LEVELS: tuple[tuple[str, str, int], ...] = tuple(
     (f"torch._functorch.{module}", f"_{kind}_{word}_nesting", change)
@@ -175,6 +194,9 @@ def patched(recorder: Any) -> Iterator[None]:
             module = sys.modules.get(getattr(original, "__module__", None) or "")
             if getattr(module, original.__name__, None) is original:
                 replace(module, original.__name__, substituted(original, handler))
+        for name, attribute, handler in CONTROL:
+            if hasattr(sys.modules.get(name), attribute):
+                replace(sys.modules[name], attribute, substituted(getattr(sys.modules[name], attribute), handler))
         for name, attribute, change in LEVELS:
             module = sys.modules.get(name)
             if hasattr(module, attribute):

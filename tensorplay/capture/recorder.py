@@ -109,7 +109,7 @@ class Recorder(Values, TorchFunctionMode):
         kind = CONVERSIONS.get(func)
         if kind is not None:
             return self._convert(kind, func, args, kwargs)
-        if self._levels:
+        if self._levels or (self.watch.alone is not None and any(map(_wrapped, tensors((args, kwargs))))):
             return func(*args, **kwargs)  # its operators are recorded one by one
         return self.record(func, args, kwargs)
 
@@ -467,6 +467,9 @@ _SET_GRAD: Any = {Tensor.grad.__set__, Tensor.grad.__delete__}  # type: ignore[a
 _BACKWARD: dict[Any, dict[str, str]] = {  # with the names of arguments that differ from ours
     Tensor.backward: {"gradient": "gradients"}, torch.autograd.backward: {"tensors": "roots", "grad_tensors": "gradients"}
 }  # fmt: skip
+
+
+_wrapped = torch._C._functorch.is_functorch_wrapped_tensor  # also by a level that is closed, as in what torch.func.vjp returns
 
 
 def _unwrapped(tensor: Tensor) -> Tensor:

@@ -1,7 +1,9 @@
 """Section 3, capture: one test for each claim, named after it."""
 
 import gc
+import math
 import operator
+import warnings
 import weakref
 
 import pytest
@@ -47,6 +49,28 @@ def test_no_node_keeps_a_tensor_alive_and_shapes_are_still_printed():
     del x
     gc.collect()
     assert held() is None and "shape=(4, 8)" in show(graph)
+
+
+SPELLINGS = (
+    lambda x, y: x + y, lambda x, y: x - y, lambda x, y: x * y, lambda x, y: x / y, lambda x, y: x // y, lambda x, y: x % y,
+    lambda x, y: x**y, lambda x, y: x @ y, lambda x, y: 2 + x, lambda x, y: 2 - x, lambda x, y: 2 * x, lambda x, y: 2 / x,
+    lambda x, y: 2 // x, lambda x, y: 2 % x, lambda x, y: 2**x, lambda x, y: x < y, lambda x, y: x <= y, lambda x, y: x > y,
+    lambda x, y: x >= y, lambda x, y: x == y, lambda x, y: x != y, lambda x, y: 2 < x, lambda x, y: -x, lambda x, y: +x,
+    lambda x, y: abs(x), lambda x, y: x[0], lambda x, y: x[1:], lambda x, y: x[..., None], lambda x, y: x[[0, 1]],
+    lambda x, y: x.T, lambda x, y: x.add(y), lambda x, y: torch.add(x, y), lambda x, y: torch.add(x, y, alpha=2),
+    lambda x, y: torch.matmul(x, y), lambda x, y: x.sum(0), lambda x, y: torch.relu(x), lambda x, y: nn.functional.gelu(x),
+    lambda x, y: torch.where(x > 0, x, y), lambda x, y: torch.cat([x, y]), lambda x, y: x.view(-1), lambda x, y: x.to(torch.float64),
+    lambda x, y: x.clamp(0, 1), lambda x, y: torch.zeros_like(x), lambda x, y: x.masked_fill(x > 0, 1.0),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("k", range(len(SPELLINGS)))
+def test_every_spelling_is_one_node_of_equal_value(k):
+    f, x, y = SPELLINGS[k], torch.tensor([[1.0, -2.0], [3.0, 0.5]]), torch.tensor([[2.0, 2.0], [1.0, 3.0]])
+    graph = capture(f, (x, y), {}).graph
+    inner = 1 + (operator.gt in {n.target for n in graph.graph.nodes} and len(f.__code__.co_names) > 0)  # a condition first
+    assert len([n for n in graph.graph.nodes if n.op.startswith("call")]) == inner
+    assert torch.equal(graph(x, y)[0], f(x, y)) and graph(x, y)[0].dtype == f(x, y).dtype
 
 
 def test_submodules_are_inlined_and_a_leaf_stays_one_call_module_node():
@@ -148,6 +172,73 @@ def test_example_3_3_a_gate_that_stays_a_tensor_needs_one_version():
     assert versions(baked) == 2 and versions(kept) == 1
 
 
+def test_a_comparison_of_a_gated_value_keys_its_truth_alone():
+    def f(x):
+        n = tp.graph.gate(x.sum())
+        return x * n if n > 3 else x - n
+
+    g = compiled(f)
+    for value in (4.0, 5.0, 6.0, 1.0):
+        assert torch.equal(g(torch.tensor([value])), f(torch.tensor([value])))
+    assert versions(g) == 2
+
+
+INDIRECT = {
+    "and": lambda x: x if x[0] > 0 and x[1] > 0 else -x, "not": lambda x: x if not x[0] > 0 else -x,
+    "min": lambda x: min(x[0], x[1]) * x, "sorted": lambda x: torch.stack(sorted(x)), "range": lambda x: x * len(range(x[0].int())),
+    "math": lambda x: x * math.sqrt(abs(x[0])), "item": lambda x: x * x[0].item(), "tolist": lambda x: x * x.tolist()[1],
+    "equal": lambda x: x if torch.equal(x, x.abs()) else -x, "format": lambda x: x * len(f"{x[0]:.0f}"),
+    "iteration": lambda x: sum(v for v in x if v > 1), "str": lambda x: x * len(str(x)), "mask": lambda x: x[x > 1] * 2,
+    "nonzero": lambda x: x * x.relu().nonzero().shape[0], "unique": lambda x: x.unique() * 2, "bool": lambda x: x * bool(x[0] > 1),
+    "contains": lambda x: x * (1.0 in x), "index": lambda x: [x, x * 2, x * 3][x[0].long()], "numpy": lambda x: x * float(x.numpy()[0]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", INDIRECT)
+def test_every_way_from_data_to_python_is_a_gate_or_refused(name):
+    f, g = INDIRECT[name], compiled(INDIRECT[name])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for values in ([1.0, 2.0], [2.0, 1.0], [2.0, 2.0], [1.0, -2.0], [1.0, 2.0]):
+            x = torch.tensor(values)
+            assert torch.equal(torch.as_tensor(g(x)), torch.as_tensor(f(x))), values
+
+
+def test_extraction_of_the_replay_graph_comes_before_dead_code_elimination(monkeypatch):
+    """With the order exchanged, the gate's nodes are gone and the branch is not seen any more."""
+    from tensorplay.capture import tracer
+
+    found, original = [], tracer.replay_graph
+
+    def looked_at(graph, root, taken, traits):
+        found.append([n.op for n in graph.nodes if n.target is operator.gt])
+        return original(graph, root, taken, traits)
+
+    monkeypatch.setattr(tracer, "replay_graph", looked_at)
+    captured = capture(lambda x: x * 2 if x.sum() > 0 else x, (torch.ones(3),), {})
+    assert found == [["call_function"]] and captured.replay is not None
+    compiled_graph = [n.target for n in compiled_front(captured)]
+    assert operator.gt not in compiled_graph and operator.mul in compiled_graph
+
+
+def compiled_front(captured):
+    from tensorplay.graph.passes import run_passes
+
+    return run_passes(captured.graph).graph.graph.nodes
+
+
+def test_cond_and_while_loop_are_branches_and_loops():
+    before = torch.cond, torch._higher_order_ops.while_loop
+
+    def f(x):
+        y = torch.cond(x.sum() > 0, lambda x: x * 2, lambda x: x - 1, (x,))
+        return torch._higher_order_ops.while_loop(lambda i, y: i < 3, lambda i, y: (i + 1, y * 2), (torch.tensor(0), y))
+
+    g = compiled(f, strict_native=True)
+    assert torch.equal(g(torch.ones(3))[1], torch.full((3,), 16.0)) and torch.equal(g(-torch.ones(3))[1], torch.full((3,), -16.0))
+    assert versions(g) == 2 and before == (torch.cond, torch._higher_order_ops.while_loop)
+
+
 def test_an_explicit_int_of_a_gate_is_in_the_key():
     g = compiled(lambda x: x * int(tp.graph.gate(x.sum())))
     for x in (torch.ones(2), torch.ones(3)[:2] * 2):
@@ -244,6 +335,32 @@ def test_a_destination_is_written_at_every_call():
         assert g(torch.full((3,), float(k))) is out and torch.equal(out, torch.full((3,), 2.0 * k))
 
 
+def test_destinations_of_every_kind_are_written_on_cache_hits_by_kernels():
+    out, product, total = torch.empty(3), torch.empty(1, 1), torch.empty(())
+
+    @tp.compile(strict_native=True)
+    def f(x, y):
+        torch.add(x, y, out=out)
+        torch.matmul(x[None], y[:, None], out=product)
+        torch.sum(x, dim=0, out=total)
+        return out * 1
+
+    for k in range(4):
+        x = torch.full((3,), float(k))
+        assert torch.equal(f(x, x + 1), x + x + 1) and torch.equal(out, x + x + 1)
+        assert product.item() == 3 * k * (k + 1) and total.item() == 3 * k
+    assert versions(f) == 1
+
+
+def test_module_compile_in_place():
+    m = nn.Linear(3, 3)
+    x = torch.randn(2, 3)
+    want = m(x)
+    assert tp.compile(m, in_place=True) is m and type(m) is nn.Linear
+    torch.testing.assert_close(m(x), want)
+    assert versions(m) == 1
+
+
 def test_torch_func_transforms_are_captured_with_the_gates_inside():
     def f(x):
         return torch.func.grad(lambda y: (y**3).sum() if y.sum() > 0 else (y**2).sum())(x)
@@ -254,10 +371,33 @@ def test_torch_func_transforms_are_captured_with_the_gates_inside():
     assert versions(g) == 2
 
 
+def test_the_function_that_vjp_returns_is_captured():
+    def f(x):
+        y, pullback = torch.func.vjp(torch.sin, x)
+        return y, pullback(torch.ones_like(x))[0] * 2
+
+    g = compiled(f, strict_native=True)
+    for x in torch.randn(3, 4):
+        assert all(map(torch.equal, g(x), f(x)))
+
+
+def test_a_training_step_is_one_graph():
+    w = torch.ones(3, requires_grad=True)
+
+    def f(x):
+        loss = (w * x).pow(2).sum()
+        loss.backward()
+        return loss.detach()
+
+    g = compiled(f, strict_native=True)
+    for k in range(1, 4):
+        assert g(torch.ones(3)) == 3 and torch.equal(w.grad, torch.full((3,), 2.0 * k))
+
+
 def test_a_custom_operator_is_one_node():
     @torch.library.custom_op("tpclaims::triple", mutates_args=())
     def triple(x: torch.Tensor) -> torch.Tensor:
         return torch.from_numpy(x.numpy() * 3)
 
     graph = capture(lambda x: triple(x) + 1, (torch.ones(2),), {}).graph
-    assert len([n for n in graph.graph.nodes if n.op == "call_function"]) == 2
+    assert len([n for n in graph.graph.nodes if n.op == "call_function"]) == 2  # the body is not recorded again
