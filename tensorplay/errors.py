@@ -19,6 +19,10 @@ class UnsupportedError(TensorPlayError):
     """A part of the compiler has no row for this program; the message names the operator and the reason."""
 
 
+class NeedsDataError(UnsupportedError):
+    """An operator's result has a shape, or is a number, that only the data tell."""
+
+
 class StrictNativeError(TensorPlayError):
     """strict_native=True (or fullgraph=True) and the function could not be compiled as a whole."""
 

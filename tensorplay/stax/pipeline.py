@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from ..errors import UnsupportedError
+from ..errors import NeedsDataError, UnsupportedError
 from ..training import has_tape, trains
 from .artifacts.build import build
 from .codegen.cpp.emit import emit
@@ -22,11 +22,13 @@ from .joint.function import TrainingProgram, Unserved
 from .joint.opgraph import OpGraph
 from .joint.partition import partition
 from .joint.retrace import retrace
+from .joint.split import split
 from .joint.tape import taped
 from .loops.lower import lower
 from .loops.nodes import Loops
 from .loops.verify import verify
 from .runtime.arena import KEEP_TRAINING
+from .runtime.divided import Divided, one_call
 from .runtime.program import Program
 from .schedule.plan import Plan
 from .schedule.schedule import schedule
@@ -36,7 +38,21 @@ def stax(graph: fx.GraphModule, samples: Sequence[torch.Tensor], **options: Any)
     """The back end of contract `backend(graph_module, example_inputs, **options) -> callable` (section 1.2).
 
     The callable takes the placeholders' tensors and returns the graph's outputs in the graph's own structure.
+    Where an operator's result has a shape that only the data tell, what stands in front of it is compiled.
     """
+    try:
+        return whole(graph, samples, options)
+    except NeedsDataError:
+        parts = None if has_tape(graph) else split(graph, samples)
+        if parts is None:
+            raise
+    plan = one_call(parts.target, parts.node, parts.line)
+    first = whole(parts.first, samples, options)
+    return Divided(first, parts.rest, Part(first.ops, plan.loops, plan, Source("cpp", "", (), {})))
+
+
+def whole(graph: fx.GraphModule, samples: Sequence[torch.Tensor], options: dict[str, Any]) -> Any:
+    """The program of a graph every operator of which has a place in it."""
     target = detect(options.get("cpu_isa"))
     clock = Clock()
     ops = clock("retrace", taped(graph, samples)) if has_tape(graph) else None

@@ -18,7 +18,7 @@ from torch import Tensor, fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ... import collectives
-from ...errors import UnsupportedError
+from ...errors import NeedsDataError, UnsupportedError
 from ..loops.nodes import Spec
 from . import decompose, views
 from .mutate import BATCH_NORM, bound, laid_out, random, writes
@@ -188,7 +188,7 @@ class Recorder(TorchDispatchMode):
         """A Python value read from tensors: a constant if they are."""
         if all(self.fixed(a) for a in args if isinstance(a, Tensor)):
             return result
-        raise UnsupportedError(f"{func} reads a value of a tensor")
+        raise NeedsDataError(f"{func} reads a value of a tensor")
 
     def fixed(self, t: Tensor) -> bool:
         """Whether the tensor has the same value at every call: a constant that nothing has written."""

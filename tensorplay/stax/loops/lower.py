@@ -16,7 +16,7 @@ from typing import Any, cast
 import torch
 from torch import fx
 
-from ...errors import UnsupportedError
+from ...errors import NeedsDataError, UnsupportedError
 from ..expr import loads
 from ..joint.opgraph import OpGraph
 from ..ops.lowered import Lowered, apart, broadcast, compute, dense, known, to
@@ -222,7 +222,7 @@ class _Lowering:
         cx, target = self.cx, cast(Any, node.target)
         schema = target._schema  # type: ignore[union-attr]
         if _TAG.dynamic_output_shape in target.tags or _TAG.data_dependent_output in target.tags:  # type: ignore[union-attr]
-            raise UnsupportedError(f"{_name(node)} has a result whose shape depends on data{_where(node)}")
+            raise NeedsDataError(f"{_name(node)} has a result whose shape depends on data{_where(node)}")
         if schema.is_mutable:
             raise UnsupportedError(f"{_name(node)} writes its arguments{_where(node)}")
         if any(r.alias_info is not None for r in schema.returns):
