@@ -4,7 +4,7 @@
  */
 enum { PROBES = 24, REMEMBERED = 8 };
 
-/* callables; (asked, told): what `told` answers where `asked` answers True, else its answer; (dictionary, key);
+/* callables; (asked, told): what `told` answers where `asked` answers something true, else its answer; (dictionary, key);
  * dictionaries: whether they hold anything */
 static PyObject *probes;
 
@@ -43,7 +43,8 @@ static int probe(PyObject **now) {
     if (PyDict_Check(p)) now[i] = Py_NewRef(PyDict_GET_SIZE(p) ? Py_True : Py_False);
     else if (!PyTuple_CheckExact(p)) now[i] = PyObject_CallNoArgs(p);
     else if (PyDict_Check(PyTuple_GET_ITEM(p, 0))) now[i] = Py_XNewRef(PyDict_GetItemWithError(PyTuple_GET_ITEM(p, 0), PyTuple_GET_ITEM(p, 1)));
-    else if ((now[i] = PyObject_CallNoArgs(PyTuple_GET_ITEM(p, 0))) == Py_True) Py_SETREF(now[i], PyObject_CallNoArgs(PyTuple_GET_ITEM(p, 1)));
+    else if ((now[i] = PyObject_CallNoArgs(PyTuple_GET_ITEM(p, 0))) && PyObject_IsTrue(now[i]) == 1)
+      Py_SETREF(now[i], PyObject_CallNoArgs(PyTuple_GET_ITEM(p, 1)));
     if (!now[i]) {
       while (i--) Py_DECREF(now[i]);
       PyErr_Clear();

@@ -19,7 +19,7 @@
 #include <string.h>
 #include <structmember.h>
 
-#define VERSION 4
+#define VERSION 5
 
 static PyObject *s_call, *s_data_ptr, *s_forward, *s_forward_hooks, *s_forward_pre_hooks, *s_table;
 static PyObject *s_parameters, *s_buffers, *s_modules;

@@ -65,9 +65,14 @@ def ambient() -> tuple:
     """The current values, in the order of AMBIENT."""
     return tuple([read() for read in _READERS])
 
-# What the extension asks instead: callables, (asked, told) pairs (what `told` says where `asked` is True), (dictionary,
+def _function_state() -> Any:
+    """The default device; None where another mode is active."""
+    return None if foreign_mode() else _default_device()
+
+
+# What the extension asks instead: callables, (asked, told) pairs (what `told` says where `asked` is true), (dictionary,
 # key) pairs, dictionaries (whether they hold anything), each with the only answer for which the probes decide the
-# whole ambient state, or ANY.
+# whole ambient state, or ANY but None.
 ANY = object()
 PROBES: tuple[tuple[Any, Any], ...] = (
     (torch.is_grad_enabled, ANY),
@@ -81,7 +86,7 @@ PROBES: tuple[tuple[Any, Any], ...] = (
     (_C._get_cudnn_sdp_enabled, ANY),
     (torch.is_anomaly_enabled, ANY),
     ((_C._is_any_autocast_enabled, _autocast), ANY),
-    (_C._len_torch_function_stack, 0),
+    ((_C._len_torch_function_stack, _function_state), ANY),
     (_C._len_torch_dispatch_stack, 0),
     (_C._functorch.maybe_current_level, None),
     (_C._get_tracing_state, None),
@@ -97,7 +102,7 @@ if native is not None:
 
 def decided(answers: tuple) -> bool:
     """Whether the answers of the probes say everything about the ambient state: nothing unusual is on."""
-    return all(want is ANY or answer == want for answer, (_, want) in zip(answers, PROBES, strict=True))
+    return all(answer == want or (want is ANY and answer is not None) for answer, (_, want) in zip(answers, PROBES, strict=True))
 
 
 def _function_modes() -> list[Any]:

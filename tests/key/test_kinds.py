@@ -56,7 +56,7 @@ CALLS = {
 
 
 @pytest.mark.parametrize("name", CALLS)
-@pytest.mark.parametrize("state", [torch.no_grad, torch.enable_grad, lambda: torch.autocast("cpu", torch.bfloat16)], ids=["no_grad", "grad", "autocast"])
+@pytest.mark.parametrize("state", [torch.no_grad, torch.enable_grad, lambda: torch.autocast("cpu", torch.bfloat16), lambda: torch.device("cpu")], ids=["no_grad", "grad", "autocast", "device"])
 def test_a_call_of_every_kind_is_served_without_python(name, state):
     f, args, kwargs = CALLS[name]
     cf = tp.compile(f, backend="eager")

@@ -105,9 +105,9 @@ def test_probes_decide_the_ambient_state():
         with state:
             seen.append((native.probed(), ambient(), foreign_mode()))
     decided_ones = [row for row in seen if decided(row[0])]
-    # nothing, no_grad, inference, autocast, anomaly, attention, default dtype, deterministic, and hooks on saved tensors, which
-    # see what a call saves and change nothing else
-    assert len(decided_ones) == 10
+    # nothing, no_grad, inference, autocast, anomaly, device, attention, default dtype, deterministic, and hooks on saved
+    # tensors, which see what a call saves and change nothing else
+    assert len(decided_ones) == 11
     assert not any(mode for _, _, mode in decided_ones)
     for (p, a, _), (q, b, _) in itertools.product(decided_ones, seen):
         if p == q:
