@@ -234,6 +234,73 @@ def activations_in_a_dictionary_of_a_hook():
     return m, XS, lambda: dict(acts)
 
 
+@native
+def a_loss_on_the_side_that_is_differentiated_later():
+    torch.manual_seed(0)
+
+    def forward(m, x):
+        h = m.inner(x)
+        m.aux = (h**2).mean()
+        return h.tanh()
+
+    m = Module(forward, inner=nn.Linear(3, 3), aux=None)
+    steps = [(T(1, 2, 3),), lambda: m.aux.backward(), (T(1, 2, 3),), lambda: (m.aux * 2).backward()]
+    return m, steps, lambda: (m.aux.detach(), m.inner.weight.grad)
+
+
+@native
+def a_state_that_is_written_in_place_and_copied():
+    def forward(m, x):
+        m.h.mul_(0.5).add_(x)
+        m.before = m.h.clone()
+        return m.h * 2
+
+    m = Module(forward, h=torch.zeros(3))
+    return m, XS, lambda: (m.h.clone(), m.before)
+
+
+@captured
+def a_branch_on_what_is_kept():
+    def forward(m, x):
+        m.h = m.h + x
+        return x * 2 if m.h.sum() > 0 else x
+
+    m = Module(forward, h=torch.zeros(3))
+    return m, XS, lambda: m.h
+
+
+@captured
+def one_module_twice_in_a_call():
+    def forward(m, x):
+        m.h = m.h + x
+        return m.h * 2
+
+    m = Module(forward, h=torch.zeros(3))
+    return (lambda x: m(x) + m(x * 2)), XS, lambda: m.h
+
+
+@captured
+def two_names_for_one_object():
+    def f(x, a, b):
+        a.h = x * 2
+        return b.h + 1
+
+    a, b = Holder(torch.zeros(3)), Holder(torch.ones(3))
+    return f, [(T(1, 2, 3), *pair) for pair in ((a, b), (a, a), (b, a), (a, b))], lambda: (a.h, b.h)
+
+
+@captured
+def results_in_containers_of_the_caller():
+    def f(x, out, both):
+        out["y"] = x * 2
+        out["z"] = out["y"] + 1
+        both[0] = out["z"]
+        both[1] = both[0]
+
+    d, e, both = {"y": None, "z": None}, {"y": None, "z": None}, [None, None]
+    return f, [(T(1, 2), d, both), (T(1, 2), d, both), (T(3, 4), e, both)], lambda: (dict(d), dict(e), both[0] is both[1])
+
+
 @case
 def a_list_that_grows():
     log = []
