@@ -172,7 +172,11 @@ class Call:
 def _importable(func: Any) -> bool:
     """Whether generated source, which names torch's functions, finds this one under its name."""
     module = getattr(func, "__module__", None)
-    if not isinstance(func, (types.FunctionType, types.BuiltinFunctionType)) or not isinstance(module, str):
+    if not isinstance(func, (types.FunctionType, types.BuiltinFunctionType)):
+        return True
+    if module is None:  # fx guesses
+        return any(getattr(place, func.__name__, None) is func for place in (torch, torch.nn.functional))
+    if not isinstance(module, str):
         return True
     if module.partition(".")[0] != "torch":
         return True  # fx passes it by reference

@@ -21,6 +21,7 @@ PROGRAMS = {
     "nonzero": lambda x: (front(x), (front(x) > 1).nonzero()),
     "masked_select": lambda x: torch.masked_select(front(x), x > 0).sum() + front(x).sum(),
     "unique": lambda x: torch.unique((front(x) * 4).round()),
+    "unique rows": lambda x: torch.unique((front(x) * 4).round(), dim=0, return_counts=True),
     "where": lambda x: torch.where(front(x) > 1),
     "repeat_interleave": lambda x: torch.repeat_interleave(front(x), (x[:, 0] > 0).long() + 1, dim=0),
     "one_hot": lambda x: F.one_hot((front(x) > 1).long(), 4) * 2,
