@@ -25,6 +25,7 @@ def aot_eager(graph: fx.GraphModule, example_inputs: Sequence[torch.Tensor], **o
     """Runs the functional operator-level graph on torch."""
     from .stax.joint.retrace import retrace
     from .stax.joint.tape import taped
+    from .stax.runtime.program import views
     from .training import has_tape, trains
 
     ops = taped(graph, example_inputs) if has_tape(graph) else None
@@ -41,10 +42,17 @@ def aot_eager(graph: fx.GraphModule, example_inputs: Sequence[torch.Tensor], **o
         """The operator graph as a program."""
 
         def __init__(self) -> None:
-            self.ops = ops
+            self.ops, self.views = ops, views(graph, ops)
 
         def __call__(self, *inputs: torch.Tensor) -> Any:
-            return self.ops.module(*inputs)
+            with torch.no_grad(), torch.autocast("cpu", enabled=False):  # no result requires grad, and casts are recorded
+                results = list(self.ops.module(*inputs))
+            made: dict[Any, torch.Tensor] = {}  # the tensors that eager makes by a view are objects of their own
+            for k, view in self.views.items():
+                if view not in made:
+                    made[view] = results[k].detach() if view.form else torch.ops.aten.alias.default(results[k])
+                results[k] = made[view]
+            return tuple(results)
 
         def run(self, level: str, inputs: Sequence[torch.Tensor]) -> Any:
             if level != "ops":
