@@ -36,6 +36,13 @@ def affined(x: Lowered, weight: Lowered | None, bias: Lowered | None) -> Lowered
     return mapped(lambda a, b: a + b, x, to(bias, wide))
 
 
+def _of_nothing(cx: Any) -> tuple[Lowered, ...]:
+    """The results of a normalization without elements, where its statistics have none either."""
+    if any(numel(spec.size) for spec in cx.specs):
+        raise Refuse("statistics of nothing")
+    return tuple([Lowered(spec.size, spec.dtype, s.literal(0, compute(spec.dtype))) for spec in cx.specs])
+
+
 def _inverse_deviation(cx: Any, squares: Lowered, n: int, eps: float) -> Lowered:
     rstd = mapped(lambda m: s.rsqrt(m / float(n) + eps), squares)
     return cx.store(rstd) if rstd.numel > 1 else rstd
@@ -47,7 +54,7 @@ def _layer_norm(cx: Any, x: Lowered, normalized_shape: Any, weight: Any, bias: A
     rank, inner = len(x.size), len(normalized_shape)
     dims = tuple(range(rank - inner, rank))
     if not x.numel:
-        raise Refuse("layer_norm of nothing")
+        return _of_nothing(cx)
     x = cx.kept(widened(x))
     mean, squares, n = moments(cx, x, dims, True)
     rstd = _inverse_deviation(cx, squares, n, eps)
@@ -63,7 +70,7 @@ def _rms_norm(cx: Any, x: Lowered, normalized_shape: Any, weight: Any, eps: floa
     rank, inner = len(x.size), len(normalized_shape)
     dims = tuple(range(rank - inner, rank))
     if not x.numel:
-        raise Refuse("rms_norm of nothing")
+        return _of_nothing(cx)
     eps = torch.finfo(compute(x.dtype)).eps if eps is None else eps
     x = cx.kept(widened(x))
     (total,) = cx.reduce("sum", mapped(lambda v: v * v, x), dims, True)
@@ -78,7 +85,7 @@ def _rms_norm(cx: Any, x: Lowered, normalized_shape: Any, weight: Any, eps: floa
 def _group_norm(cx: Any, x: Lowered, weight: Any, bias: Any, N: int, C: int, HxW: int, group: int, eps: float) -> tuple[Lowered, ...]:
     out, mean_spec, rstd_spec = cx.specs
     if not x.numel:
-        raise Refuse("group_norm of nothing")
+        return _of_nothing(cx)
     size = (N, group, C // group, HxW)
     rows = reshaped(cx, cx.kept(widened(x)), size)
     mean, squares, n = moments(cx, rows, (2, 3), True)
