@@ -31,3 +31,11 @@ def test_results_require_grad_as_in_eager(outside, backend):
     assert [(t.requires_grad, t.is_leaf) for t in got] == [(t.requires_grad, t.is_leaf) for t in want]
     grads = [torch.autograd.grad(sum(t.sum() for t in found if t.requires_grad), x)[0] for found in (got, want)]
     assert torch.allclose(*grads)
+
+
+def test_a_write_to_what_requires_grad_is_named_as_such():
+    compiled = tp.compile(lambda x: x.mul_(2).sin())
+    x = torch.arange(4.0, requires_grad=True)
+    with pytest.warns(tp.FallbackWarning, match="a write to an input that requires grad"):
+        compiled(x * 1).sum().backward()
+    assert torch.allclose(x.grad, 2 * (2 * x.detach()).cos())

@@ -171,6 +171,8 @@ class Run:
         except (TensorPlayError, WritesCaller):
             raise
         except Exception as error:
+            if "leaf Variable that requires grad" in str(error):  # the caller's tensor is none, but its stand-in is
+                raise UnsupportedError("a write to an input that requires grad") from error
             name = getattr(node.target, "__name__", node.target)
             raise UnsupportedError(f"{name} failed while its operators were recorded: {error}") from error
 
