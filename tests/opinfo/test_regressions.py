@@ -35,6 +35,7 @@ CASES: dict[str, tuple[torch.Tensor, Callable[[torch.Tensor], object]]] = {
     "layer norm of one element": (torch.tensor([[-8.5]]), lambda x: torch.layer_norm(x, (1,), x[0], None)),
     "gradient of dropout of integers": (torch.tensor([-9, 9, 0]), lambda x: torch.ops.aten.native_dropout_backward(x, x > 0, 2.0)),
     "norms of an empty batch": (torch.ones(0, 4, 3), lambda x: (torch.layer_norm(x, (3,)), torch.group_norm(x, 2), torch.rms_norm(x, (4, 3)))),
+    "take of one number": (torch.tensor(5.0), lambda x: x.take(torch.tensor([[0, -1], [0, 0]]))),
     "relu of -0": (torch.tensor([-0.0, 0.0, 1.0, -1.0]), torch.relu),
 }
 

@@ -90,7 +90,7 @@ def _take(cx: Any, x: Lowered, index: Lowered) -> Lowered:
     if not index.numel:
         return Lowered(index.size, x.dtype, s.literal(0, x.body.dtype))
     if not x.size:
-        raise Refuse("take of a 0-d tensor")
+        x = Lowered((1,), x.dtype, x.body, x.origins)
     at = [integer(0) if n == 1 else mod(floordiv(flat, st), n) for n, st in zip(x.size, contiguous(x.size), strict=True)]
     if x.numel == 1:
         at[0] = flat
