@@ -20,7 +20,7 @@ def advice(reasons: Sequence[Sequence[Guard]]) -> str:
     if not count:
         return "raise recompile_limit"
     path, _ = count.most_common(1)[0]
-    guard = next(g for failing in reasons for g in failing if g.path == path)
+    guard = next(g for failing in reversed(reasons) for g in failing if g.path == path)
     return f"{_named(guard)} varies; {_remedy(guard)}, or raise recompile_limit"
 
 
@@ -31,7 +31,7 @@ def _named(guard: Guard) -> str:
 def _remedy(guard: Guard) -> str:
     if guard.condition == GATES:
         return "keep the number a tensor (tp.graph.gate) or branch with torch.where"
-    if _SHAPE.search(guard.path):
+    if type(guard.expected) is int and _SHAPE.search(guard.path):
         return "pad to fewer shapes"
     if isinstance(guard.expected, (int, float)) and not isinstance(guard.expected, bool):
         return "pass the number as a 0-dim tensor"

@@ -58,7 +58,8 @@ def test_every_program_is_named(reports):
 def test_as_eager(reports, name):
     for found in (report[name] for report in reports):
         assert "error" not in found, found["error"]
-        torch.testing.assert_close(found["got"], found["want"], rtol=1e-5, atol=1e-6)
+        tolerance = 3e-2 if "low_precision" in name else 1e-5
+        torch.testing.assert_close(found["got"], found["want"], rtol=tolerance, atol=tolerance / 10)
         if name in EAGER:
             assert found["reasons"] and all(EAGER[name] in reason for reason in set(found["reasons"])), found["reasons"]
         else:
