@@ -70,7 +70,7 @@ def compile(
     model: what to compile; without it, the result is a decorator.
     backend: a name of `tp.list_backends()` or a callable `(graph_module, example_inputs, **options) -> callable`.
     strict_native, fullgraph: an error instead of eager execution where something cannot be compiled.
-    options: passed to the back end, such as {"cpu_isa": "avx2"}.
+    options: passed to the back end, such as {"cpu_isa": "avx2"}; ours know `tensorplay.registry.OPTIONS`.
     recompile_limit: live versions of this function, beyond which other calls run eagerly (default 8).
     memory_budget: fraction of the bytes that the default partition saves for backward; the rest is computed again.
     verify: runs eager beside the compiled version and names the first level that differs.
@@ -82,8 +82,8 @@ def compile(
         raise ValueError(f"no mode {mode!r}: there are {', '.join(MODES)}")
     if recompile_limit is not None and recompile_limit < 1:
         raise ValueError("recompile_limit is at least 1")
-    registry.lookup(backend)
     options = dict(options or {})
+    registry.check_options(registry.lookup(backend), options)
     if memory_budget is not None:
         options["memory_budget"] = memory_budget
     Choices.of(options)  # a wrong choice is an error here, not at the first call
@@ -250,7 +250,7 @@ class Compiled(Dispatch):
         if over is not None:
             over.count += 1
             return None
-        self._explain(call, args, kwargs)
+        missed = self._explain(call, args, kwargs)
         from .replay import replay_of
 
         build_later()
@@ -264,6 +264,7 @@ class Compiled(Dispatch):
             version: Version = Version(call, None, args, kwargs)
             version.fallback = captured
             version.prepare(self.fn, answers)
+            self._note(missed)
             self._keep((*self.versions, version))
             return version, ()
         seconds = {"capture": time.perf_counter() - start}
@@ -280,18 +281,24 @@ class Compiled(Dispatch):
         self.compilations += 1
         if not self.settings.verify:
             version.prepare(self.fn, answers)
+        self._note(missed)
         self._keep((*self.versions, version))
         emit("compile", self.name, version=version)
         return version, inputs
 
-    def _explain(self, call: Call, args: tuple, kwargs: dict[str, Any]) -> None:
-        """Records, for every version, the guards that the call fails, and writes the recompile log."""
-        if not self.versions:
-            return
-        self.last_miss = Miss(tuple(tuple(v.failing(call, args, kwargs)) for v in self.versions))
-        line = f"recompiling {self.name!r}: " + "; ".join(g.condition for g in self.last_miss.guards)
-        self.log.append(line)
-        emit("recompile", self.name, line=line, reasons=self.last_miss.reasons)
+    def _explain(self, call: Call, args: tuple, kwargs: dict[str, Any]) -> Miss:
+        """For every version, the guards that the call fails."""
+        if self.versions:
+            self.last_miss = Miss(tuple(tuple(v.failing(call, args, kwargs)) for v in self.versions))
+            return self.last_miss
+        return Miss()
+
+    def _note(self, missed: Miss) -> None:
+        """Writes the recompile log; a call that raised while it was captured has no line."""
+        if missed.reasons:
+            line = f"recompiling {self.name!r}: " + "; ".join(g.condition for g in missed.guards)
+            self.log.append(line)
+            emit("recompile", self.name, line=line, reasons=missed.reasons)
 
     def _over_limit(self, call: Call, args: tuple, kwargs: dict[str, Any]) -> Fallback | None:
         versions = self.settings.recompile_limit or config.number("version_limit")
@@ -299,7 +306,7 @@ class Compiled(Dispatch):
         if len(self.versions) < versions and self.compilations < compilations:
             return None
         if self._limit is None or self.settings.strict:
-            self._explain(call, args, kwargs)
+            self._note(self._explain(call, args, kwargs))
             what = f"{versions} versions" if len(self.versions) >= versions else f"{compilations} compilations"
             reason = f"the limit of {what} is reached: {advice(self.last_miss.reasons)}"
             self._limit = self._fallbacks.take(reason, line_of(self.fn), RecompileLimitError)

@@ -12,7 +12,7 @@ from torch import nn
 import tensorplay as tp
 from tensorplay.compiled import compiled_of
 from tensorplay.native import native
-from tensorplay.testing import C, eq
+from tensorplay.testing import REASONS, C, eq
 
 pytestmark = pytest.mark.skipif(native is None, reason="the extension is not built")
 Pair = collections.namedtuple("Pair", "x w")
@@ -122,6 +122,20 @@ def test_at_the_limit_calls_run_eagerly_until_a_version_dies():
     del keys[0], key
     assert eq(cf(torch.ones(5), None), torch.ones(5)) and C(cf) == 3
     assert eq(cf(torch.ones(5), None), torch.ones(5)) and natively(cf) >= 1
+
+
+def test_a_call_that_raises_writes_no_recompile_log():
+    def f(t, k):
+        return t * k.missing if k else t + 1
+
+    cf = tp.compile(f, backend="eager")
+    cf(x, 0)
+    for _ in range(3):
+        with pytest.raises(AttributeError, match="missing"):
+            cf(x, 1)
+    assert not tp.explain(cf).log and REASONS(cf)
+    cf(torch.ones(3), 0)
+    assert len(tp.explain(cf).log) == 1
 
 
 def change(argument, r):
