@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from ..source import sourced
 from . import ambient
 from .captured import Gate
 from .isolate import isolate
@@ -121,7 +122,7 @@ def replay_graph(
             close(ends[node])
     new.output(tuple(outputs))
     gates = tuple(Gate(g.kind, outputs[k].name, g.value, g.line) for k, g in enumerate(taken))
-    return fx.GraphModule(root, new, "Replay"), gates
+    return sourced(root, new, "Replay"), gates
 
 
 def _item(values: tuple, k: int) -> Any:

@@ -19,9 +19,9 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
-from torch import fx
 
 from ..errors import FirstCallError, GraphCaptureError
+from ..source import sourced
 from . import ambient
 from .captured import Captured, Gate
 from .effects import Snapshot
@@ -219,7 +219,7 @@ def _assemble(recorder: Recorder, reach: Reach, rebuild: Any, rows: tuple, tied:
         samples[k] = copy
     graph.lint()
     return Captured(
-        fx.GraphModule(root, graph, "Captured"),
+        sourced(root, graph, "Captured"),
         tuple(recorder.inputs),
         tuple(samples),
         rebuild,

@@ -12,9 +12,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from torch import fx
-from torch.fx._lazy_graph_module import _LazyGraphModule  # writes its Python only when it is run
 
 from ..errors import TensorPlayError
+from ..source import Sourced
 from .choices import Choices
 from .composites import decompose, weight
 from .cse import cse
@@ -107,7 +107,7 @@ def run_passes(
                 Step(round, name, tuple(notes), time.perf_counter() - began, before, text(graph) if texts else "")
             )
         if quiet:
-            return Front(_LazyGraphModule(module, graph), tuple(steps), round, time.perf_counter() - start)
+            return Front(Sourced(module, graph), tuple(steps), round, time.perf_counter() - start)
     raise TensorPlayError(f"the front-end passes found no fixed point in {ROUNDS} rounds; the last change: {steps[-1]}")
 
 

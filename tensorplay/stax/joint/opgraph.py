@@ -7,7 +7,8 @@ import re
 from dataclasses import dataclass
 
 from torch import fx, nn
-from torch.fx._lazy_graph_module import _LazyGraphModule  # writes its Python only when it is run
+
+from ...source import Sourced
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,7 @@ def runnable(root: nn.Module, graph: fx.Graph) -> fx.GraphModule:
     """An operator graph as a module. Overloads whose name is a word of Python (`aten.random.from`) are read by name."""
     if any(keyword.iskeyword(getattr(n.target, "_overloadname", "")) for n in graph.nodes):
         graph.on_generate_code(lambda _: _spelled)
-    return _LazyGraphModule(root, graph)
+    return Sourced(root, graph)
 
 
 def _spelled(lines: list[str]) -> list[str]:

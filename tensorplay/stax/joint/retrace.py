@@ -16,10 +16,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
-from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.utils import _pytree as pytree
 
 from ...errors import TensorPlayError, UnsupportedError
+from ...source import Sourced
 from ..loops.nodes import Spec
 from .functional import functionalize
 from .opgraph import OpGraph, runnable
@@ -42,7 +42,7 @@ def _with_all_digits(module: fx.GraphModule) -> fx.GraphModule:
         exp = node.args[0] if node.meta.get("precise") and node.target is operator.sub and node.args[1] == 1 else None
         if isinstance(exp, fx.Node) and exp.target in ("exp", torch.exp) and len(exp.args) == 1 and not exp.kwargs:
             node.target, node.args = torch.expm1, exp.args
-    return _LazyGraphModule(module, graph)
+    return Sourced(module, graph)
 
 
 def attempts(run: type[Run], graph: fx.GraphModule, samples: Sequence[Tensor]) -> Any:

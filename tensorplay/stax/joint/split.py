@@ -14,10 +14,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
-from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from ...source import Sourced
 from .mutate import random, writes
 from .retrace import generators
 
@@ -86,7 +86,7 @@ def _module(root: fx.GraphModule, nodes: Iterable[fx.Node], cut: Sequence[fx.Nod
     for node in (n for n in rest if n.op != "placeholder"):
         copies[node] = graph.node_copy(node, copies.__getitem__)
     graph.output(fx.map_arg(output, copies.__getitem__))
-    return _LazyGraphModule(root, graph)
+    return Sourced(root, graph)
 
 
 class _Writes(Exception):
