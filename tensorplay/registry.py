@@ -98,3 +98,13 @@ def lookup(backend: str | Backend) -> Backend:
     raise ValueError(
         f"no back end {backend!r}: there are {', '.join(list_backends())}, and any callable (graph_module, example_inputs)"
     )
+
+
+OPTIONS = ("cpu_isa", "decompose", "memory_budget", "numerics", "partition")
+
+
+def check_options(backend: Backend, options: dict[str, Any]) -> None:
+    """Refuses an option that none of our back ends knows; others take what they like."""
+    unknown = [name for name in options if name not in OPTIONS]
+    if unknown and backend in (eager, aot_eager, stax):
+        raise ValueError(f"no option {', '.join(map(repr, unknown))}: there are {', '.join(OPTIONS)}")

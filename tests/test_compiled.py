@@ -649,3 +649,8 @@ def test_no_warning_in_ordinary_use():
         warnings.simplefilter("error")
         cf = comp(lambda x: x.relu() + 1)
         cf(ones(2)), cf(ones(2))
+
+
+def test_an_option_that_no_back_end_of_ours_knows_is_an_error_at_once():
+    with pytest.raises(ValueError, match="no option 'memory_buget': there are cpu_isa, "):
+        tp.compile(lambda x: x, options={"memory_buget": 0.5})
