@@ -18,7 +18,7 @@ from tensorplay.capture.tracer import capture
 from tensorplay.compiled import compiled_of
 from tensorplay.key.version import Call
 from tensorplay.record import record
-from tensorplay.testing import CAP, LOG, REASONS, C, N, eq, targets
+from tensorplay.testing import CAP, LOG, REASONS, C, K, N, eq, targets
 
 ones = torch.ones
 GATES = "control-flow gate outcomes match the traced branch"
@@ -382,7 +382,7 @@ def test_exceptions_of_the_function_come_out_unchanged_with_their_effects():
         assert not cf.fallbacks and N(cf) == 0
 
 
-def test_training_compiles_and_inner_differentiation_runs_on_torch():
+def test_training_compiles_and_so_does_differentiation_inside():
     cf, w = comp(lambda x: (x * x).sum(), backend="stax", strict_native=True), ones(3, requires_grad=True)
     cf(w).backward()
     assert eq(w.grad, 2 * ones(3)) and N(cf) == 1
@@ -390,10 +390,8 @@ def test_training_compiles_and_inner_differentiation_runs_on_torch():
     def inner(x):
         return torch.autograd.grad((x * x).sum(), x)[0]
 
-    with pytest.warns(tp.FallbackWarning, match="differentiates"):
-        assert eq(comp(inner, backend="stax")(w), 2 * ones(3))
-    with pytest.raises(tp.StrictNativeError, match="differentiates"):
-        comp(inner, backend="stax", strict_native=True)(w)
+    cf = comp(inner, backend="stax", strict_native=True)
+    assert eq(cf(w), 2 * ones(3)) and N(cf) == 1 and K(cf)
 
 
 def test_modes_and_transforms_see_every_operator():
