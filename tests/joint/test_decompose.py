@@ -32,6 +32,8 @@ CASES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "aten.glu_backward.default": lambda x: aten.glu_backward.default(x[:1], x.flip(1), 0),
     "aten.select_backward.default": lambda x: aten.select_backward.default(x, [3, *x.shape], 0, 1),
     "aten.slice_backward.default": lambda x: aten.slice_backward.default(x, [2, 2 * x.shape[1]], 1, 0, 2 * x.shape[1], 2),
+    "aten.as_strided_scatter.default": lambda x: aten.as_strided_scatter.default(x, x[:, :3], [2, 3], [1, 4], 2),
+    "aten.as_strided_copy.default": lambda x: aten.as_strided_copy.default(x, [3, 2], [1, 5], 1),
     "aten.diagonal_backward.default": lambda x: aten.diagonal_backward.default(x[0], [x.shape[1], x.shape[1]], 0, 0, 1),
 }
 

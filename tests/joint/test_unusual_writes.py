@@ -480,6 +480,9 @@ def tuple_swap(x):
 def inplace_view_shape(x):
     y = x * 1; v = y[1:]; y.unsqueeze_(0); y[0, 1] = 3; v[0].add_(1); return y, v
 
+def strided_not_first_in_memory(x):
+    a = x.exp(); s = a[:, 1].sum(); v = x.as_strided((3, 4), (4, 1), 0); F.relu(x, inplace=True); torch.add(v, s, out=v); b = a.t().contiguous() + s; c = b * a.sum(); w = c.as_strided((2, 2), (5, 1), 3); w.mul_(a[0, 0]); return v[None], c, torch.as_strided_scatter(b * s, w, (2, 2), (3, 1), 1), torch.as_strided_copy(c * 2, (2,), (3,), 2)
+
 def overlapping_fill(x):
     return x.new_empty_strided((3, 2, 2), (1, 2, 3)).zero_()
 

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...errors import UnsupportedError
 from .foreach import one_by_one
 from .mutate import random
 
@@ -118,6 +119,23 @@ def glu_backward(g: Tensor, x: Tensor, dim: int) -> Tensor:
     second = aten.mul.Tensor(aten.mul.Tensor(aten.mul.Tensor(aten.rsub.Scalar(y, 1), y), g), value)
     found = aten.cat.default([first, second], dim)
     return found if x.dtype == low else aten._to_copy.default(found, dtype=low)
+
+
+@own(aten.as_strided_scatter.default)
+def as_strided_scatter(x: Tensor, src: Tensor, size: list[int], stride: list[int], storage_offset: int | None = None) -> Tensor:
+    """A copy that is written: an offset into the storage says nothing where memory is planned anew."""
+    copy = aten.clone.default(x)
+    if copy.stride() != x.stride():
+        raise UnsupportedError("as_strided_scatter on a tensor whose elements do not lie side by side")
+    start = x.storage_offset() if storage_offset is None else storage_offset
+    aten.copy_.default(aten.as_strided.default(copy, size, stride, start - x.storage_offset()), src)
+    return copy
+
+
+@own(aten.as_strided_copy.default)
+def as_strided_copy(x: Tensor, size: list[int], stride: list[int], storage_offset: int | None = None) -> Tensor:
+    view = aten.as_strided.default(x, size, stride, storage_offset)
+    return aten.clone.default(view, memory_format=torch.contiguous_format)
 
 
 def has_row(op: torch._ops.OpOverload) -> bool:

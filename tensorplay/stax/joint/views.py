@@ -53,10 +53,58 @@ def _scatter(inverse: torch._ops.OpOverload) -> Undo:
 
 
 def _strided(emit: Emit, base: fx.Node, value: fx.Node, args: tuple[Any, ...]) -> fx.Node:
-    size, stride, *_ = args
+    """Written into the elements in the order in which they lie: `as_strided_scatter` would count from the begin of the
+    storage, which at run time is that of a whole arena."""
+    layout: Spec = base.meta["spec"]
+    size, stride, offset = (*args, None)[:3]
+    order = sorted(range(len(layout.size)), key=lambda d: -layout.stride[d] if layout.size[d] != 1 else 0)
+    flat = base if order == sorted(order) else emit(aten.permute.default, (base, order))
+    flat = _scattered(emit, flat, value, size, stride, (layout.offset if offset is None else offset) - layout.offset)
+    turned: Spec = flat.meta["spec"]
+    if order == sorted(order) or turned.numel == 0:
+        return flat
+    return emit(aten.permute.default, (flat, [order.index(d) for d in range(len(order))]))
+
+
+def _unfolded(emit: Emit, base: fx.Node, value: fx.Node, args: tuple[Any, ...]) -> fx.Node:
+    whole = _packed(emit, base)
+    seen = spec(aten.unfold.default, (whole, *args))
+    return _scattered(emit, whole, value, seen.size, seen.stride, seen.offset - whole.meta["spec"].offset)
+
+
+def _packed(emit: Emit, value: fx.Node) -> fx.Node:
+    """The value as a contiguous tensor."""
+    known: Spec = value.meta["spec"]
+    stride = torch.empty(known.size, device="meta").stride()
+    if known.stride == stride:
+        return value
+    return emit(aten.clone.default, (value,), Spec(known.size, stride, known.dtype, known.device), memory_format=torch.contiguous_format)
+
+
+def _scattered(emit: Emit, base: fx.Node, value: fx.Node, size: Sequence[int], stride: Sequence[int], offset: int) -> fx.Node:
+    """`base`, whose elements lie side by side, with `value` at `offset` + the sum of index * stride."""
     if overlaps(size, stride):
         raise UnsupportedError("a write through overlapping memory (as_strided, unfold or expand)")
-    return emit(aten.as_strided_scatter.default, (base, value, *args), base.meta["spec"])
+    layout: Spec = base.meta["spec"]
+    if 0 in size:
+        return base
+    shape, rank, index = list(layout.size), len(size), None
+    for d, (n, step) in enumerate(zip(size, stride, strict=True)):
+        along = Spec((n,), (1,), torch.int64, layout.device)
+        at = emit(aten.arange.start_step, (offset, offset + n * max(step, 1), max(step, 1)), along, dtype=torch.int64, device=layout.device)
+        at = emit(aten.view.default, (at, [n if k == d else 1 for k in range(rank)]))
+        if index is not None:
+            both = [max(a, b) for a, b in zip(index.meta["spec"].size, at.meta["spec"].size, strict=True)]
+            sums = Spec(tuple(both), torch.empty(both, device="meta").stride(), torch.int64, layout.device)
+            index = emit(aten.add.Tensor, (index, at), sums)
+        else:
+            index = at
+        offset = 0
+    if index is None:
+        index = emit(aten.full.default, ([1], offset), Spec((1,), (1,), torch.int64, layout.device), dtype=torch.int64, device=layout.device)
+    flat = emit(aten.view.default, (_packed(emit, base), [layout.numel]))
+    parts = [emit(aten.view.default, (_packed(emit, x), [-1])) for x in (index, value)]
+    return emit(aten.view.default, (emit(aten.scatter.src, (flat, 0, *parts), flat.meta["spec"]), shape))
 
 
 def _same(emit: Emit, base: fx.Node, value: fx.Node, args: tuple[Any, ...]) -> fx.Node:
@@ -95,6 +143,7 @@ UNDO: dict[Any, Undo] = {
     aten.slice.Tensor: _scatter(aten.slice_scatter.default),
     aten.diagonal.default: _scatter(aten.diagonal_scatter.default),
     aten.as_strided.default: Undo(_strided, copies=True),
+    aten.unfold.default: Undo(_unfolded, copies=True),
     aten.t.default: _swapped(aten.t.default),
     aten.transpose.int: _swapped(aten.transpose.int),
     aten.permute.default: Undo(_permuted, copies=False),
@@ -170,9 +219,6 @@ def scatter(emit: Emit, base: fx.Node, value: fx.Node, view: Link) -> fx.Node:
     row = UNDO.get(view.target)
     if row is not None:
         return row.apply(emit, base, value, _bound(view.target, view.args))
-    if view.target is aten.unfold.default:
-        seen = spec(view.target, (base, *view.args))
-        return _strided(emit, base, value, (list(seen.size), list(seen.stride), seen.offset))
     raise UnsupportedError(f"a write through {view.target}: it has no scatter inverse")
 
 

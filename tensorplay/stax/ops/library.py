@@ -47,7 +47,7 @@ SPECIAL = """
     special_shifted_chebyshev_polynomial_u special_shifted_chebyshev_polynomial_v special_shifted_chebyshev_polynomial_w
     frexp logspace tril_indices triu_indices hash_tensor nonzero_static histogram _histogramdd_bin_edges
     _histogramdd_from_bin_cts _histogramdd_from_bin_tensors segment_reduce renorm embedding_renorm _chunk_cat
-    as_strided_scatter binary_cross_entropy multi_margin_loss multilabel_margin_loss_forward linalg_pinv
+    binary_cross_entropy multi_margin_loss multilabel_margin_loss_forward linalg_pinv
 """
 
 # operators of backward that torch's own kernels compute: of library operators, and sums over indices
