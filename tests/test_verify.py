@@ -61,7 +61,8 @@ def test_without_a_bug_nothing_is_found(function):
     cf = tp.compile(function, verify=True, strict_native=True)
     for _ in range(2):
         mine, theirs = x.clone(), x.clone()
-        torch.testing.assert_close(cf(mine, w), function(theirs, w))
+        # chain's exp turns an absolute error of a sum near 30 into a relative one
+        torch.testing.assert_close(cf(mine, w), function(theirs, w), rtol=1e-5, atol=1e-5)
         torch.testing.assert_close(mine, theirs)
 
 
