@@ -3,8 +3,8 @@
 // ---- reductions --------------------------------------------------------------------------------------------------
 
 template <class V, class F> FI elem<V> across(V v, F f) {  // pairwise over the lanes
-  elem<V> a[lanes<V>];
-  __builtin_memcpy(a, &v, sizeof v);
+  alignas(V) elem<V> a[lanes<V>];
+  *(V *)a = v;  // GCC 12 copies a vector that it knows at compile time as if all its lanes were the first
   UNROLL for (int h = lanes<V> / 2; h; h >>= 1)
     for (int i = 0; i < h; i++) a[i] = f(a[i], a[i + h]);
   return a[0];

@@ -108,8 +108,8 @@ template <class M> FI bool any(M m) {
   else
 #endif
   {
-    u64 w[(sizeof(M) + 7) / 8] = {}, r = 0;
-    __builtin_memcpy(w, &m, sizeof m);
+    alignas(M) u64 w[(sizeof(M) + 7) / 8] = {}, r = 0;
+    *(M *)w = m;  // as in `across`
     UNROLL for (int i = 0; i < (int)(sizeof(w) / 8); i++) r |= w[i];
     return r != 0;
   }
