@@ -105,8 +105,9 @@ class Training:
         peaks = [0 if plan is None else peak(plan, given) for plan, given in ((forward, ()), (backward, consumed))]
         state = "compiled" if program.backwards else "not compiled yet: the first backward compiles it"
         return Training(
-            parts.saved, parts.saved_bytes, parts.default_bytes, parts.recomputed, parts.kept, *arenas, *peaks, state
-        )
+            parts.saved, parts.saved_bytes, parts.default_bytes, parts.recomputed, parts.kept, arenas[0], arenas[1],
+            peaks[0], peaks[1], state,
+        )  # fmt: skip
 
     def __str__(self) -> str:
         share = f", {self.saved_bytes / self.default_bytes:.0%} of saving all that backward reads" if self.default_bytes else ""
