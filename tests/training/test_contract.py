@@ -197,6 +197,21 @@ def test_backward_of_one_result_after_another():
         d.backward()
         return x.grad, caught(b.backward)[0]
 
+    def nothing_saved(c):  # they share a part of the graph that keeps no tensor
+        x = leaf(4, 6)
+        a, b = c(lambda x: ((h := x.t() + 1) * 2, h.sum(0)))(x)
+        a.sum().backward()
+        b.sum().backward()
+        return x.grad
+
+    def other_layouts(c):  # of the one gradient that is there, and of the sum that it stands for
+        f, out = c(lambda x: ((h := x.permute(1, 2, 0) * 1).sum((0, 1)), h.permute(2, 0, 1).sin(), (h.mT @ h).sum(0))), []
+        for k in range(3):
+            x = leaf(2, 3, 4)
+            f(x)[k].sum().backward()
+            out.append(see(x.grad))
+        return out
+
     def changed(c):
         x, b = leaf(4), torch.ones(4)
         u, v = c(lambda x, b: ((x * b).sum(), (x.sin() * b * b).sum()))(x, b)
@@ -211,7 +226,7 @@ def test_backward_of_one_result_after_another():
         (g,) = torch.autograd.grad(a, x, create_graph=True)
         return g.detach(), torch.autograd.grad(g.sum(), x)
 
-    for program in (apart, networks, together, changed, again):
+    for program in (apart, networks, together, nothing_saved, other_layouts, changed, again):
         agree(program)
 
 

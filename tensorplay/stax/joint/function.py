@@ -10,6 +10,7 @@ the same inputs under autograd. Nothing here refers to an autograd node, so no c
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import operator
 import threading
@@ -25,7 +26,7 @@ from ..loops.nodes import Spec
 from .differentiate import Joint, Leaf, differentiate, of_leaves
 from .opgraph import OpGraph
 from .partition import Parts, partition
-from .tangents import groups, restrict
+from .tangents import meetings, restrict
 
 Run = Callable[..., Sequence[Any]]
 _AS_IT_IS: contextlib.AbstractContextManager = contextlib.nullcontext()
@@ -69,8 +70,8 @@ class TrainingProgram:
         self.backwards: dict[tuple[bool, ...], tuple[Any, tuple[int | None, ...], tuple[bool, ...]]] = {}
         placeholders = [n for n in parts.backward.module.graph.nodes if n.op == "placeholder"]
         self.layouts: list[Spec] = [n.meta["spec"] for n in placeholders[len(placeholders) - len(joint.tangents) :]]
-        self.groups = groups(parts.backward, len(joint.tangents))
-        self.several = frozenset(self.groups)
+        self.meetings = meetings(parts.backward, len(joint.tangents))
+        self.reading = functools.reduce(operator.or_, self.meetings, 0)
         self.modes = ambient.ambient()  # it is compiled for the modes that it is called under
         self._compile = compile
         self._lock = threading.Lock()
@@ -228,7 +229,7 @@ def _saved(ctx: Any, present: tuple[bool, ...]) -> list[Any]:
     left = getattr(ctx, "left", None)
     if left is None:
         return list(ctx.saved_tensors)
-    if any(g in ctx.spent for g in itertools.compress(ctx.program.groups, present)):
+    if any(there and ctx.spent >> k & 1 for k, there in enumerate(present)):
         raise RuntimeError(f"Trying to backward through the graph a second time {_FREED}")
     if any(t._version != version for t, version in left):
         raise RuntimeError(_MODIFIED)
@@ -236,13 +237,14 @@ def _saved(ctx: Any, present: tuple[bool, ...]) -> list[Any]:
 
 
 def _spend(ctx: Any, present: tuple[bool, ...], values: list[Any]) -> None:
-    """Frees what was saved once every group of results had its backward; before that, autograd itself would."""
-    program = ctx.program
-    if len(program.several) > 1:
-        ctx.spent = {*getattr(ctx, "spent", ()), *itertools.compress(program.groups, present)}
-        if ctx.spent < program.several:
-            ctx.left = [(t, t._version) for t in values]
-            return
+    """Frees what was saved where no result is left that shares nothing with those that had their backward; before that,
+    autograd itself would."""
+    program, spent = ctx.program, getattr(ctx, "spent", 0)
+    for bits in itertools.compress(program.meetings, present):
+        spent |= bits
+    if spent != program.reading or not spent:
+        ctx.spent, ctx.left = spent, [(t, t._version) for t in values]
+        return
     ctx.left = ctx.others = None
     ctx.maybe_clear_saved_tensors()
 

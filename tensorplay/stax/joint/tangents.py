@@ -44,7 +44,7 @@ def restrict(backward: OpGraph, grads: Places, present: tuple[bool, ...]) -> tup
         if depends and absent.issuperset(depends):
             absent.add(node)
         elif (only := _sum_of_one(node, absent)) is not None:
-            made[node] = made[only]
+            made[node] = _laid(graph, made[only], node)
         else:
             for a in depends:
                 if a in absent and a not in made:
@@ -62,28 +62,31 @@ def restrict(backward: OpGraph, grads: Places, present: tuple[bool, ...]) -> tup
     return OpGraph(runnable(backward.module, graph), True), places, reads
 
 
-def groups(backward: OpGraph, count: int) -> tuple[int, ...]:
-    """For each tangent the number of its group. Tangents of one group meet in backward before gradients of a primal are
-    summed: their results share a part of eager's graph, which the backward of one of them frees for the others too."""
+def meetings(backward: OpGraph, count: int) -> tuple[int, ...]:
+    """For each tangent, as bits, those that it meets, itself too, at an operator that reads a saved value: there their
+    results share a part of eager's graph, which the backward of one of them frees for the others too."""
     nodes = list(backward.module.graph.nodes)
-    sums: set[fx.Node] = set()
-    for node in reversed(nodes):
-        if node.target in (aten.add.Tensor, aten.add.default) and all(u.op == "output" or u in sums for u in node.users):
-            sums.add(node)
-    group = list(range(count))
     given = [n for n in nodes if n.op == "placeholder"]
+    saved = set(given[: len(given) - count])  # and what follows from saved values alone
     needs: dict[fx.Node, int] = {n: 1 << k for k, n in enumerate(given[len(given) - count :])}
+    met: set[int] = set()
     for node in nodes:
         if node.op != "call_function":
             continue
-        found = 0
+        bits = 0
         for a in node.all_input_nodes:
-            found |= needs.get(a, 0)
-        needs[node] = found
-        if found & (found - 1) and node not in sums:
-            met = {group[k] for k in range(count) if found >> k & 1}
-            group = [min(met) if g in met else g for g in group]
-    return tuple(group)
+            bits |= needs.get(a, 0)
+        reads = not saved.isdisjoint(node.all_input_nodes)
+        if bits:
+            needs[node] = bits
+            met.update((bits,) if reads else ())
+        elif reads:
+            saved.add(node)
+    found = [0] * count
+    for together in met:
+        for k in range(count):
+            found[k] |= together if together >> k & 1 else 0
+    return tuple(found)
 
 
 def _sum_of_one(node: fx.Node, absent: Iterable[fx.Node]) -> fx.Node | None:
@@ -95,6 +98,22 @@ def _sum_of_one(node: fx.Node, absent: Iterable[fx.Node]) -> fx.Node | None:
         return None
     a, b = there[0].meta["spec"], node.meta["spec"]
     return there[0] if (a.size, a.dtype) == (b.size, b.dtype) else None
+
+
+def _laid(graph: fx.Graph, value: fx.Node, node: fx.Node) -> fx.Node:
+    """The value in the layout of the node that it stands for: views of it were recorded with that."""
+    spec = node.meta["spec"]
+    if value.meta["spec"].stride == spec.stride:
+        return value
+    if spec.stride == contiguous(spec.size):
+        made = graph.call_function(aten.clone.default, (value,), {"memory_format": torch.contiguous_format})
+    else:
+        options = {"dtype": spec.dtype, "device": spec.device}
+        blank = graph.call_function(aten.empty_strided.default, (list(spec.size), list(spec.stride)), options)
+        blank.meta.update(node.meta)
+        made = graph.call_function(aten.copy.default, (blank, value))
+    made.meta.update(node.meta)
+    return made
 
 
 def _zeros(graph: fx.Graph, node: fx.Node) -> fx.Node:
