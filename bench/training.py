@@ -212,11 +212,14 @@ def stubs() -> Iterator[None]:
             like(g, w.shape[0]) if mask[2] else None,
         )  # fmt: skip
 
+    def heads(q: torch.Tensor) -> torch.Tensor:
+        return torch.empty(q.shape[0], q.shape[2], q.shape[1], q.shape[3], dtype=q.dtype).transpose(1, 2)
+
     def attended(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *rest: Any, **options: Any) -> tuple:
-        return torch.empty_like(q), torch.empty(q.shape[:-1], dtype=torch.float32)
+        return heads(q), torch.empty(q.shape[0], q.shape[2], q.shape[1]).transpose(1, 2)
 
     def attention_gradients(g: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *rest: Any, **options: Any) -> tuple:
-        return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
+        return heads(q), heads(k), heads(v)
 
     table = {
         "mm": lambda a, b: like(a, a.shape[0], b.shape[1]),
