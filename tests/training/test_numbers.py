@@ -335,6 +335,23 @@ def test_empty_batch_and_empty_results():
     agree(f)
 
 
+def test_a_condition_is_kept_along_a_row():
+    """The backward of `where` reads its condition before and after the sum along the row."""
+
+    def f(w):
+        u = w.softmax(-1)
+        h = torch.where(u > 0, u, w)
+        e = h.sum(1, keepdim=True).expand_as(h)
+        return torch.stack([e, h]).sum(0) * 1.0, u, torch.maximum(u, w)
+
+    def program(c):
+        w = leaf(2, 3, 3)
+        c(f)(w)[0].pow(2).sum().backward()
+        return w.grad
+
+    agree(program)
+
+
 @pytest.mark.parametrize("functional", (True, False))
 def test_moving_averages_and_clipping_compiled(functional):
     def average(c):

@@ -101,7 +101,7 @@ def row_pass(
         name = body.fresh("row")
         arrays.append((e, name))
         kind = body.register(e, Block(vars=frozenset((v,))))
-        thread.lines.insert(0, f"alignas(64) {'i8' if kind == 'bool' else kind} {name}[{length}];")
+        thread.lines.insert(0, f"alignas(64) {'b1' if kind == 'bool' else kind} {name}[{length}];")
     block = row
     opened: Opened = []
     for r in outer:
