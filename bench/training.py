@@ -202,13 +202,19 @@ def stubs() -> Iterator[None]:
     def like(a: torch.Tensor, *sizes: int) -> torch.Tensor:
         return torch.empty(sizes, dtype=a.dtype)
 
+    def layout(x: torch.Tensor, w: torch.Tensor) -> torch.memory_format:
+        last = any(t.is_contiguous(memory_format=torch.channels_last) and not t.is_contiguous() for t in (x, w))
+        return torch.channels_last if last else torch.contiguous_format
+
     def convolved(x: torch.Tensor, w: torch.Tensor, b: Any, *rest: Any) -> torch.Tensor:
-        return torch.empty_like(meta(torch.ops.aten.convolution.default, x, w, b, *rest), device="cpu")
+        made = meta(torch.ops.aten.convolution.default, x, w, b, *rest)
+        return torch.empty(made.shape, dtype=x.dtype, memory_format=layout(x, w))
 
     def gradients(g: torch.Tensor, x: torch.Tensor, w: torch.Tensor, biases: Any, *rest: Any) -> tuple:
         mask = rest[-1]
         return (
-            torch.empty_like(x) if mask[0] else None, torch.empty_like(w) if mask[1] else None,
+            torch.empty_like(x, memory_format=layout(x, w)) if mask[0] else None,
+            torch.empty_like(w, memory_format=layout(x, w)) if mask[1] else None,
             like(g, w.shape[0]) if mask[2] else None,
         )  # fmt: skip
 
