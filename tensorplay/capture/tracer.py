@@ -130,6 +130,7 @@ def _once(
     messages.begin()
     snapshot = Snapshot(reach)
     recorder = Recorder(fn, args, kwargs, reach, learned)
+    recorder.outermost = _once.__code__
     settings: list[tuple[Any, Any]] = []
 
     def began(frame: types.FrameType, new: bool) -> bool:

@@ -72,6 +72,7 @@ class Values:
         self._names: set[str] = set()
         self._constants: dict[int, tuple[Any, str]] = {}
         self._last_input: fx.Node | None = None
+        self.outermost: types.CodeType | None = None  # what runs the function: frames behind it are its caller's
 
     # ---- refusing ------------------------------------------------------------------------------------------------
 
@@ -182,7 +183,7 @@ class Values:
 
     def _follow_frames(self) -> None:
         frame: types.FrameType | None = sys._getframe(1)
-        while frame is not None:
+        while frame is not None and frame.f_code is not self.outermost:
             self.reach.add_frame(frame)
             frame = frame.f_back
 

@@ -688,6 +688,13 @@ def test_unreachable_tensor_is_refused():
         capture(lambda t: t + hidden.stop, (torch.ones(2),), {})
 
 
+def test_what_only_the_caller_holds_is_unreachable():
+    held = torch.ones(2)
+    hidden = slice(held)
+    with pytest.raises(GraphCaptureError, match="neither computed"):
+        (lambda: (capture(lambda t: t + hidden.stop, (torch.ones(2),), {}), held))()
+
+
 @pytest.mark.parametrize(
     "f",
     [
