@@ -52,8 +52,8 @@ def test_neighbours_join_and_what_orders_them_is_named():
         return torch.relu(x) + 1, y * 2, (z * 3).sum()
 
     c = tp.compile(f, strict_native=True)
-    x, y, z = torch.randn(5, 7), torch.randn(11), torch.randn(1000, 3)
-    torch.testing.assert_close(c(x, y, z), f(x, y, z), rtol=1e-4, atol=1e-4)
+    x, y, z = torch.randn(5, 7), torch.randn(11), torch.rand(1000, 3)  # nothing cancels: the order of a sum costs no digits
+    torch.testing.assert_close(c(x, y, z), f(x, y, z))
     plan = tp.explain(c).plan
     assert [len(g) for g in plan.together] == [2, 1]
     assert "are one launch" in str(plan) and "reduces or scans" in str(plan)
