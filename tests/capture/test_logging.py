@@ -106,25 +106,23 @@ def each_call():
     return f, [(t,), (t,), lambda: calls.append(1), (t,)], lambda: list(handler.texts)
 
 
-def past_the_class():
-    logger, handler, _ = logger_of()
-    logger.handle = functools.partial(logging.Logger.handle, logger)
-
+def warns_of_values(logger, handler):
     def f(x):
         logger.warning("sum %.1f of %s", x.sum().item(), x)
         return x * 2
 
     return f, [(t,), (t,), (-t,)], lambda: list(handler.texts)
+
+
+def past_the_class():
+    logger, handler, _ = logger_of()
+    logger.handle = functools.partial(logging.Logger.handle, logger)
+    return warns_of_values(logger, handler)
 
 
 def each_call_with_another_text():
     logger, handler, _ = logger_of()
-
-    def f(x):
-        logger.warning("sum %.1f of %s", x.sum().item(), x)
-        return x * 2
-
-    return f, [(t,), (t,), (-t,)], lambda: list(handler.texts)
+    return warns_of_values(logger, handler)
 
 
 def refused_for_another_reason():
