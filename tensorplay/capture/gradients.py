@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ..stax.loops.nodes import dense, row_major
+
 if TYPE_CHECKING:
     from .recorder import Recorder
 
@@ -119,28 +121,9 @@ def _accumulated(recorder: Recorder, leaf: Tensor, gradient: Tensor) -> Tensor:
         if old.requires_grad:
             recorder.refuse("accumulates gradients that can be differentiated again")
         return recorder.record(Tensor.add_, (old, gradient), {})
-    stride = leaf.stride() if _dense(leaf) else _rows(leaf.shape)
+    stride = leaf.stride() if dense(leaf.shape, leaf.stride()) else row_major(leaf.shape)
     if gradient.stride() == stride:  # a copy, since other rewrites may share the memory of gradients
         return recorder.record(torch.clone, (gradient,), {})
     options = {"dtype": gradient.dtype, "device": gradient.device}
     own = recorder.record(torch.empty_strided, (tuple(leaf.shape), stride), options)
     return recorder.record(Tensor.copy_, (own, gradient), {})
-
-
-def _dense(t: Tensor) -> bool:
-    """Whether the elements fill a piece of memory, each once."""
-    step = 1
-    for stride, n in sorted((stride, n) for n, stride in zip(t.shape, t.stride(), strict=True) if n != 1):
-        if stride != step:
-            return False
-        step *= n
-    return True
-
-
-def _rows(shape: Sequence[int]) -> tuple[int, ...]:
-    """Strides of a contiguous tensor."""
-    found, step = [], 1
-    for n in reversed(shape):
-        found.append(step)
-        step *= max(n, 1)
-    return tuple(reversed(found))

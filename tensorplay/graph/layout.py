@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from ..stax.loops.nodes import Spec
+from ..stax.loops.nodes import Spec, row_major
 from .rules import POINTWISE
 
 REDUCTIONS = frozenset(("sum", "amax", "mean"))  # called as (tensor, dim, True)
@@ -30,7 +30,7 @@ def computed(name: str, target: Any, args: tuple, kwargs: dict[str, Any]) -> Spe
     first = specs[0]
     if name == "masked_fill":  # contiguous, whatever it takes
         size = _broadcast([s.size for s in specs])
-        return Spec(size, packed(size), first.dtype, first.device)
+        return Spec(size, row_major(size), first.dtype, first.device)
     if name in POINTWISE:
         size = _broadcast([s.size for s in specs])
         full = [s for s in specs if s.size == size]
@@ -48,7 +48,7 @@ def computed(name: str, target: Any, args: tuple, kwargs: dict[str, Any]) -> Spe
         size = (*first.size[:at], 1, *first.size[at + 1 :])
     else:
         raise Unknown
-    return Spec(size, packed(size), first.dtype, first.device)
+    return Spec(size, row_major(size), first.dtype, first.device)
 
 
 def _broadcast(sizes: list[tuple[int, ...]]) -> tuple[int, ...]:
@@ -80,18 +80,9 @@ def _resized(numel: int, shape: tuple[Any, ...]) -> tuple[int, ...]:
     return tuple(size)
 
 
-def packed(size: tuple[int, ...]) -> tuple[int, ...]:
-    """The strides of a contiguous tensor."""
-    stride, step = [], 1
-    for n in reversed(size):
-        stride.append(step)
-        step *= max(n, 1)
-    return tuple(reversed(stride))
-
-
 def contiguous(spec: Spec) -> bool:
     return spec.numel == 0 or all(
-        n == 1 or a == b for n, a, b in zip(spec.size, spec.stride, packed(spec.size), strict=True)
+        n == 1 or a == b for n, a, b in zip(spec.size, spec.stride, row_major(spec.size), strict=True)
     )
 
 
@@ -99,7 +90,7 @@ def _settled(spec: Spec) -> bool:
     """Whether a pointwise operator keeps the strides: the elements fill a block of memory, in some order of the
     dimensions. Where one has size 1 its stride counts in that order, so that only contiguous tensors are known."""
     if 1 in spec.size:
-        return 0 not in spec.size and spec.stride == packed(spec.size)
+        return 0 not in spec.size and spec.stride == row_major(spec.size)
     step = 1
     for stride, n in sorted((st, n) for n, st in zip(spec.size, spec.stride, strict=True) if n != 1):
         if stride != step:

@@ -10,8 +10,7 @@ import torch
 
 from tensorplay.stax import expr as ex
 from tensorplay.stax.expr import Expr, const, load, make, var
-from tensorplay.stax.loops.nodes import Buffer, Compute, Extern, Loops, Node, Pointwise, Reduction, Ref, Scan
-from tensorplay.stax.loops.read import row_major
+from tensorplay.stax.loops.nodes import Buffer, Compute, Extern, Loops, Node, Pointwise, Reduction, Ref, Scan, row_major
 
 CPU = torch.device("cpu")
 F32, F64, I64, I32, B1 = torch.float32, torch.float64, torch.int64, torch.int32, torch.bool

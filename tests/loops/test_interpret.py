@@ -11,8 +11,7 @@ import torch
 from tensorplay.stax import expr as ex
 from tensorplay.stax.expr import const, load, make, rewrite, substitute, var
 from tensorplay.stax.loops.interpret import interpret
-from tensorplay.stax.loops.nodes import Compute, Extern, Loops, Pointwise, Reduction, Ref, Scan
-from tensorplay.stax.loops.read import row_major
+from tensorplay.stax.loops.nodes import Compute, Extern, Loops, Pointwise, Reduction, Ref, Scan, row_major
 from tensorplay.stax.loops.text import read, show
 
 from .programs import B1, F32, F64, I64, SPECIAL, Programs, buffer, kind, tensor, whole

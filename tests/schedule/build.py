@@ -9,8 +9,7 @@ import torch
 from tensorplay.stax.codegen.target import Target
 from tensorplay.stax.expr import Expr, const, load, loads, make, var
 from tensorplay.stax.loops.interpret import interpret, interpret_plan
-from tensorplay.stax.loops.nodes import Buffer, Compute, Extern, Loops, Pointwise, Reduction, Ref, Scan
-from tensorplay.stax.schedule.deps import row_major
+from tensorplay.stax.loops.nodes import Buffer, Compute, Extern, Loops, Pointwise, Reduction, Ref, Scan, row_major
 from tensorplay.stax.schedule.plan import Plan
 from tensorplay.stax.schedule.schedule import schedule
 from tensorplay.stax.schedule.verify import verify_plan

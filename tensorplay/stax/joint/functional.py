@@ -19,7 +19,7 @@ import torch
 from torch import fx
 
 from ...errors import UnsupportedError
-from ..loops.nodes import Spec
+from ..loops.nodes import Spec, row_major
 from . import views
 from .views import Link
 
@@ -72,7 +72,7 @@ class _Pass:
         """A new tensor with this value and the strides of `layout`, those of dimensions of size 1 included."""
         source = value.meta["spec"]
         spec = Spec(layout.size, layout.stride, source.dtype, source.device)
-        if layout.stride == contiguous(layout.size):
+        if layout.stride == row_major(layout.size):
             return self.emit(aten.clone.default, (value,), spec, memory_format=torch.contiguous_format)
         options = {"dtype": source.dtype, "device": source.device}
         blank = self.emit(aten.empty_strided.default, (list(layout.size), list(layout.stride)), spec, **options)
@@ -251,18 +251,10 @@ def _order(layout: Spec) -> list[int]:
     return [d if layout.size[d] == 1 else next(by_stride) for d in order]
 
 
-def contiguous(size: tuple[int, ...]) -> tuple[int, ...]:
-    stride, step = [], 1
-    for n in reversed(size):
-        stride.append(step)
-        step *= max(n, 1)
-    return tuple(reversed(stride))
-
-
 def dense(layout: Spec) -> tuple[int, ...]:
     """The strides of a dense tensor whose dimensions lie in the same order."""
     order = _order(layout)
-    packed = contiguous(tuple(layout.size[d] for d in order))
+    packed = row_major(tuple(layout.size[d] for d in order))
     stride = [0] * len(order)
     for step, d in zip(packed, order, strict=True):
         stride[d] = step

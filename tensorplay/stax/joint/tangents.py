@@ -16,9 +16,8 @@ import torch
 from torch import fx
 
 from ...errors import UnsupportedError
-from ..loops.nodes import Spec
+from ..loops.nodes import Spec, row_major
 from .differentiate import dependent
-from .functional import contiguous
 from .opgraph import OpGraph, runnable
 from .retrace import sweep
 
@@ -105,7 +104,7 @@ def _laid(graph: fx.Graph, value: fx.Node, node: fx.Node) -> fx.Node:
     spec = node.meta["spec"]
     if value.meta["spec"].stride == spec.stride:
         return value
-    if spec.stride == contiguous(spec.size):
+    if spec.stride == row_major(spec.size):
         made = graph.call_function(aten.clone.default, (value,), {"memory_format": torch.contiguous_format})
     else:
         options = {"dtype": spec.dtype, "device": spec.device}
@@ -118,7 +117,7 @@ def _laid(graph: fx.Graph, value: fx.Node, node: fx.Node) -> fx.Node:
 
 def _zeros(graph: fx.Graph, node: fx.Node) -> fx.Node:
     spec = node.meta["spec"]
-    if not isinstance(spec, Spec) or spec.stride != contiguous(spec.size) or node.target is operator.getitem:
+    if not isinstance(spec, Spec) or spec.stride != row_major(spec.size) or node.target is operator.getitem:
         raise UnsupportedError(f"an absent gradient at {node.name}")
     made = graph.call_function(aten.full.default, (list(spec.size), 0), {"dtype": spec.dtype, "device": spec.device})
     made.meta.update(node.meta)

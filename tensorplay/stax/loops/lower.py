@@ -19,10 +19,10 @@ from torch import fx
 from ...errors import NeedsDataError, UnsupportedError
 from ..expr import loads
 from ..joint.opgraph import OpGraph
-from ..ops.lowered import Lowered, apart, broadcast, compute, dense, known, to
+from ..ops.lowered import Lowered, apart, broadcast, compute, known, to
 from ..ops.row import Row
 from ..ops.table import Refuse, find
-from .nodes import Buffer, Extern, Loops, Ref, Spec
+from .nodes import Buffer, Extern, Loops, Ref, Spec, dense
 from .realize import LIMIT, Realizer, merged, named
 
 _DEVICES = ("cpu", "cuda")

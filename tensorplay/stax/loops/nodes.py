@@ -18,6 +18,25 @@ import torch
 from ..expr import Expr, linear, loads
 
 
+def row_major(size: Sequence[int]) -> tuple[int, ...]:
+    """The strides of a contiguous tensor."""
+    out, step = [], 1
+    for n in reversed(size):
+        out.append(step)
+        step *= max(n, 1)
+    return tuple(reversed(out))
+
+
+def dense(size: Sequence[int], stride: Sequence[int]) -> bool:
+    """Whether the strides are a permutation of row-major ones: no gap and no overlap."""
+    step = 1
+    for st, n in sorted((st, n) for n, st in zip(size, stride, strict=True) if n != 1):
+        if st != step:
+            return False
+        step *= n
+    return True
+
+
 @dataclass(frozen=True, slots=True)
 class Spec:
     """Metadata of one tensor value of a graph: what `node.meta['spec']` holds after its sample value is released.

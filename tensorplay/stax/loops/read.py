@@ -13,7 +13,6 @@ import ast
 import io
 import struct
 import tokenize
-from collections.abc import Sequence
 from typing import Any, NoReturn
 
 import torch
@@ -22,7 +21,7 @@ from .. import expr as ex
 from ..dtypes import NAMES
 from ..expr import INDEX, Expr, make, var
 from ..ops.atoms import ATOMS
-from .nodes import REDUCTIONS, Buffer, Compute, Extern, Loop, Loops, Node, Pointwise, Reduction, Ref, Scan
+from .nodes import REDUCTIONS, Buffer, Compute, Extern, Loop, Loops, Node, Pointwise, Reduction, Ref, Scan, row_major
 
 # operator -> its sign in Python, how tightly it binds, whether Python would read a chain of it in another way
 INFIX = {
@@ -40,15 +39,6 @@ _BINARY = {
     ast.RShift: "rshift", ast.Eq: "eq", ast.NotEq: "ne", ast.Lt: "lt", ast.LtE: "le", ast.Gt: "gt", ast.GtE: "ge",
     ast.And: "logical_and", ast.Or: "logical_or", ast.USub: "neg", ast.Invert: "bitwise_not", ast.Not: "logical_not",
 }  # fmt: skip
-
-
-def row_major(size: Sequence[int]) -> tuple[int, ...]:
-    """The strides of a contiguous tensor."""
-    out, step = [], 1
-    for n in reversed(size):
-        out.append(step)
-        step *= max(n, 1)
-    return tuple(reversed(out))
 
 
 def read(text: str, constants: dict[str, torch.Tensor] | None = None) -> Loops:

@@ -15,8 +15,22 @@ from typing import Any
 import torch
 
 from ..expr import Expr, cast, load, parts, postorder, var
-from ..ops.lowered import Lowered, axes, compute, contiguous, dense, numel, point, reindex
-from .nodes import REDUCTIONS, SCANS, Buffer, Compute, Extern, Node, Pointwise, Reduction, Ref, Scan, Spec
+from ..ops.lowered import Lowered, axes, compute, numel, point, reindex
+from .nodes import (
+    REDUCTIONS,
+    SCANS,
+    Buffer,
+    Compute,
+    Extern,
+    Node,
+    Pointwise,
+    Reduction,
+    Ref,
+    Scan,
+    Spec,
+    dense,
+    row_major,
+)
 
 LIMIT = 200  # distinct nodes of a body that is still inlined
 CHEAP = 3  # work an element that may be done again for another reader
@@ -59,7 +73,7 @@ class Realizer:
         size = tuple(size)
         name = f"buf{self.count}"
         self.count += 1
-        b = Buffer(name, dtype, self.device, size, contiguous(size) if stride is None else tuple(stride))
+        b = Buffer(name, dtype, self.device, size, row_major(size) if stride is None else tuple(stride))
         self.add(b)
         self.made.add(name)
         return b

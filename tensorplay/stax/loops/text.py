@@ -27,8 +27,8 @@ import torch
 
 from ..dtypes import TABLE
 from ..expr import Expr, postorder
-from .nodes import Buffer, Compute, Extern, Loops, Node, Reduction, Ref, Scan
-from .read import INFIX, PREFIX, read, row_major
+from .nodes import Buffer, Compute, Extern, Loops, Node, Reduction, Ref, Scan, row_major
+from .read import INFIX, PREFIX, read
 
 __all__ = ["declare", "read", "show", "show_expr", "show_node"]
 

@@ -11,8 +11,9 @@ from typing import Any
 import torch
 
 from ..expr import Expr, affine, cast, floordiv, index, integer, load, mod, parts, substitute
+from ..loops.nodes import row_major
 from . import scalar as s
-from .lowered import Lowered, axes, broadcast, compute, contiguous, numel, point, reindex
+from .lowered import Lowered, axes, broadcast, compute, numel, point, reindex
 from .row import Refuse, declare
 from .scalar import Scalar, where
 from .views import reshaped
@@ -91,7 +92,7 @@ def _take(cx: Any, x: Lowered, index: Lowered) -> Lowered:
         return Lowered(index.size, x.dtype, s.literal(0, x.body.dtype))
     if not x.size:
         x = Lowered((1,), x.dtype, x.body, x.origins)
-    at = [integer(0) if n == 1 else mod(floordiv(flat, st), n) for n, st in zip(x.size, contiguous(x.size), strict=True)]
+    at = [integer(0) if n == 1 else mod(floordiv(flat, st), n) for n, st in zip(x.size, row_major(x.size), strict=True)]
     if x.numel == 1:
         at[0] = flat
     return read_at(cx, x, index.size, at)

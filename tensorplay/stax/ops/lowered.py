@@ -53,25 +53,6 @@ def point(size: tuple[int, ...]) -> tuple[Expr, ...]:
     return tuple(integer(0) if n == 1 else v for n, v in zip(size, axes(size), strict=True))
 
 
-def contiguous(size: Sequence[int]) -> tuple[int, ...]:
-    """Row-major strides."""
-    out, step = [], 1
-    for n in reversed(size):
-        out.append(step)
-        step *= max(n, 1)
-    return tuple(reversed(out))
-
-
-def dense(size: Sequence[int], stride: Sequence[int]) -> bool:
-    """Whether the strides are a permutation of row-major ones: no gap and no overlap."""
-    step = 1
-    for st, n in sorted((st, n) for n, st in zip(size, stride, strict=True) if n != 1):
-        if st != step:
-            return False
-        step *= n
-    return True
-
-
 def apart(size: Sequence[int], stride: Sequence[int]) -> bool:
     """Whether no two elements share memory; gaps are allowed."""
     if 0 in size:

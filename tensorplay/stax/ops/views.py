@@ -31,8 +31,9 @@ from ..expr import (
     substitute,
     value,
 )
+from ..loops.nodes import row_major
 from . import scalar as s
-from .lowered import Lowered, compute, contiguous, numel, point, to
+from .lowered import Lowered, compute, numel, point, to
 from .row import Refuse, declare
 
 aten = torch.ops.aten
@@ -66,8 +67,8 @@ def unflatten(size: Sequence[int], at: Sequence[Expr], old: Sequence[int]) -> li
         if len(group) == len(new) == 1:
             out.append(at[k])
         else:
-            flat = linear(at[k:kn], contiguous(new))
-            for n, st in zip(group, contiguous(group), strict=True):
+            flat = linear(at[k:kn], row_major(new))
+            for n, st in zip(group, row_major(group), strict=True):
                 out.append(integer(0) if n == 1 else mod(floordiv(flat, st), n))
         j, k = jn, kn
     return out

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from ..expr import Expr, linear, load, loads, postorder
-from ..loops.nodes import Buffer, Compute, Extern, Loops, Node, Pointwise, Reduction, Ref, Scan
+from ..loops.nodes import Buffer, Compute, Extern, Loops, Node, Pointwise, Reduction, Ref, Scan, row_major
 
 # Integer atoms that fail on a zero divisor; reads at an index from memory fail outside its range.
 DIVISIONS = frozenset({"div_floor", "div_trunc", "remainder", "fmod"})
@@ -168,15 +168,6 @@ def _through_a_copy(node: Compute) -> Iterator[Compute]:
     for buffer, at, new in zip(node.outputs, node.at, dense, strict=True):
         body = load(new.name, linear(node.vars, new.stride), new.dtype)
         yield Compute((buffer,), (at,), Pointwise(node.vars, body), node.origins)
-
-
-def row_major(size: tuple[int, ...]) -> tuple[int, ...]:
-    """The strides of a dense tensor, last dimension fastest."""
-    stride, step = [], 1
-    for n in reversed(size):
-        stride.append(step)
-        step *= max(n, 1)
-    return tuple(reversed(stride))
 
 
 def standing_alone(node: Node) -> str:

@@ -13,8 +13,7 @@ from dataclasses import replace
 import torch
 
 from ..expr import Expr, add, const, in_range, integer, linear, load, masked, mul, substitute, var
-from ..loops.nodes import Buffer, Compute, Loops, Node, Reduction
-from .deps import row_major
+from ..loops.nodes import Buffer, Compute, Loops, Node, Reduction, row_major
 
 PROGRAMS = 1024  # that keep the device busy
 FEW = 32  # results at most: with more, rows that are walked again had better stay one kernel
