@@ -430,6 +430,18 @@ def sum_out(x):
 def matmul_out(x):
     o = torch.empty(3, 3); torch.matmul(x, x.t(), out=o); torch.mm(o, o.clone(), out=o); return o
 
+def matmul_out_apart(x):
+    o = torch.empty(3, 3); torch.matmul(x, x.t(), out=o); p = torch.empty(3, 3); torch.mm(o, o, out=p); return o, p
+
+def reduced_out(x):
+    y = x * 1; torch.sum(y, 0, out=y[0]); return y
+
+def foreach_lone(x):
+    a, b = x.sum(), x[0]; torch._foreach_mul_([a, b], a); return a, b
+
+def foreach_self(x):
+    a, b = x[0] * 1, x[1] * 1; torch._foreach_add_([a, b], [a, b]); torch._foreach_add_([a, b], [b * 1, a * 1]); return a, b
+
 def arange_out(x):
     o = torch.empty(4); torch.arange(4, out=o); return o + x
 
@@ -628,9 +640,10 @@ def saved_then_written(w, x):
 def saved_then_written_ok(w, x):
     a = w * x; b = a + w; a.add_(1); return (b + a).sum()
 """
-EAGER = {  # overlapping memory, storages, sizes, bits and complex values that no kernel has, sizes that depend on data
+EAGER = {  # overlapping memory, libraries that read what they write, storages, sizes, bits and complex values that no kernel has, sizes that depend on data
     "unfold_overlap_write", "real_imag", "conj_write", "neg_view", "out_resizes", "set_", "set_input", "resize_", "resize_big", "data_assign", "input_t_", "mask_set", "slice_step", "view_dtype", "view_dtype_narrow",
     "overlapping_fill", "overlapping_copy", "self_bcast", "arange_out", "rand_out",
+    "addmm_self", "matmul_out", "reduced_out", "foreach_lone",
 }  # fmt: skip
 EAGER_TRAINED = {"sigmoid_overwrite", "exp_overwrite_error", "input_write_after", "saved_then_written"}  # backward raises
 

@@ -22,6 +22,7 @@ from ...errors import NeedsDataError, UnsupportedError
 from ..loops.nodes import Spec
 from . import decompose, views
 from .mutate import BATCH_NORM, bound, laid_out, random, writes
+from .numbers import Numbers
 
 aten = torch.ops.aten
 DROPPED = {aten.detach.default, aten.alias.default}  # bookkeeping of autograd: the result is its argument
@@ -63,6 +64,7 @@ class Recorder(TorchDispatchMode):
         self.named: dict[int, fx.Node] = {}  # constant tensor -> its node
         self.items: dict[Result, fx.Node] = {}
         self.line = ""
+        self.numbers: Numbers | None = None  # where the program reads numbers from tensors
         self.written: set[int] = set()  # storages
         self.lifted: set[int] = set()  # storages of constants that the program makes anew at each call
 
@@ -111,15 +113,18 @@ class Recorder(TorchDispatchMode):
             return self.node(a)
         if type(a) in (list, tuple):
             return type(a)([self.load(x) for x in a])
+        if self.numbers is not None and type(a) in (float, int):
+            found = self.numbers.node(a)
+            return a if found is None else found
         return a
 
     def add(self, target: torch._ops.OpOverload, args: tuple, kwargs: dict, result: Any, ordered: bool = False) -> fx.Node:
         load = self.load
-        loaded = tuple([load(a) for a in args])
+        loaded, named = tuple([load(a) for a in args]), {k: load(v) for k, v in kwargs.items()}
         node = self.graph.create_node("call_function", target, name=_name(target))
         node.args = loaded  # set here, since create_node walks them as a tree
-        if kwargs:
-            node.kwargs = {k: load(v) for k, v in kwargs.items()}
+        if named:
+            node.kwargs = named
         node.meta.update(spec=_spec(result), line=self.line, ordered=ordered)
         if isinstance(result, Tensor):
             self.bind(result, node)
@@ -226,10 +231,7 @@ class Recorder(TorchDispatchMode):
         for name in how.names:
             for t in _tensors(named[name]):
                 self.may_write(t)
-        if how.functional.namespace == "tensorplay":
-            _check_apart(func, how.names, named)
-        _check_order(func, how.names, named)
-        _check_lists(func, how.names, named)
+        _check_order(func, how.functional, how.names, named)
         inputs = {a.name: named[a.name] for a in how.functional._schema.arguments}
         if func is aten.fill_.Tensor and self.fixed(args[1]):
             results: Any = self.call(aten.fill.Scalar, {"self": args[0], "value": args[1].item()})
@@ -319,6 +321,7 @@ class Recorder(TorchDispatchMode):
             return NotImplemented
         self.may_write(mean)
         self.may_write(var)
+        _check_order(func, func, ("running_mean", "running_var"), named)
         eps = named["eps"] if "eps" in named else named["epsilon"]
         first = named["input"] if "input" in named else named["self"]
         with self:
@@ -375,14 +378,6 @@ def _tensors(value: Any) -> Iterable[Tensor]:
     return [t for t in (value if isinstance(value, (list, tuple)) else (value,)) if isinstance(t, Tensor)]
 
 
-def _check_apart(func: Any, names: tuple[str, ...], named: dict[str, Any]) -> None:
-    """What a library's operator writes, it must not read through another argument: it runs on copies."""
-    for name in names:
-        others = [t for other, value in named.items() if other != name for t in _tensors(value)]
-        if any(overlap(t, other) for t in _tensors(named[name]) for other in others):
-            raise UnsupportedError(f"{func} writes {name}, whose memory another argument shares")
-
-
 def _is_number(t: Tensor) -> bool:
     """Whether a tensor is a Python number that torch wrapped: such a one does not widen a tensor of its kind."""
     if t.dim() or t.device.type != "cpu":
@@ -391,26 +386,24 @@ def _is_number(t: Tensor) -> bool:
     return t.dtype is torch.bool or (t.dtype is not narrow and torch.result_type(torch.empty((), dtype=narrow), t) is narrow)
 
 
-def _check_order(func: Any, names: tuple[str, ...], named: dict[str, Any]) -> None:
-    """What is written may be read at the same place only: eager's loops go over the elements in an order of their own."""
+def _check_order(func: Any, functional: torch._ops.OpOverload, names: tuple[str, ...], named: dict[str, Any]) -> None:
+    """What is written may be read at the same place only, by an operator that goes over the elements one by one: any
+    other reads after it has written, in an order of its own, or of the library that computes it."""
+    elementwise = torch.Tag.pointwise in functional.tags or _name(functional).startswith("_foreach_")
+    places: dict[int, list[tuple[str, int, Tensor]]] = {}
+    for name, value in named.items():
+        for k, t in _placed(value):
+            places.setdefault(_storage(t), []).append((name, k, t))
     for name in names:
-        target = named[name]
-        for other, value in named.items():
-            if isinstance(target, Tensor) and other != name and any(crosses(target, t) for t in _tensors(value)):
-                raise UnsupportedError(f"{func} reads elements of {name} that it has already written")
+        for i, target in _placed(named[name]):
+            for other, k, t in places[_storage(target)]:
+                if (other, k) != (name, i) and (crosses if elementwise and i == k else overlap)(target, t):
+                    raise UnsupportedError(f"{func} reads elements of {name} that it has already written")
 
 
-def _check_lists(func: Any, names: tuple[str, ...], named: dict[str, Any]) -> None:
-    """An operator on lists writes one tensor after another; no tensor may be read at another place of the list."""
-    for name in names:
-        written = _tensors(named[name]) if isinstance(named[name], (list, tuple)) else []
-        for value in named.values() if written else ():
-            by_storage: dict[int, list[tuple[int, Tensor]]] = {}
-            for i, t in enumerate(_tensors(value)):
-                by_storage.setdefault(_storage(t), []).append((i, t))
-            for i, t in enumerate(written):
-                if any(k != i and overlap(t, other) for k, other in by_storage.get(_storage(t), ())):
-                    raise UnsupportedError(f"{func} reads what it writes elsewhere in its lists")
+def _placed(value: Any) -> Iterable[tuple[int, Tensor]]:
+    """Tensors of an argument with their places in its list; one that is no list has none."""
+    return enumerate(_tensors(value)) if isinstance(value, (list, tuple)) else ((-1, t) for t in _tensors(value))
 
 
 def _spec(result: Any) -> Any:
