@@ -174,6 +174,31 @@ def test_an_operator_without_a_row_becomes_one_call_with_its_reason() -> None:
     assert [n.library for n in complex_.nodes if isinstance(n, Extern)] == [False, False]
 
 
+LEFT_TO_TORCH = {  # arguments for which a row has no loops of its own
+    "numbers that wrap": lambda x, u, m: (u + (-3), u * 300, u == -1, u < -1, u.masked_fill(m[0], -1), torch.full_like(u, -9)),
+    "numbers that become bools": lambda x, u, m: (m.masked_fill(~m, 2), torch.full_like(m, 3)),
+    "nextafter": lambda x, u, m: torch.nextafter(x.half(), -x.half()),
+    "nothing": lambda x, u, m: (x[:0].logsumexp(0), x[:0].softmax(1), x[:, :0].log_softmax(1), x[:0].sum(0), x[:0].amax(1)),
+    "no dimensions": lambda x, u, m: (m.any(()), x.all(()), x.sum(()), x.mean(()), x.amax(())),
+    "fractions": lambda x, u, m: (torch.arange(0.5, 6, 1.5, dtype=torch.int64), torch.arange(-0.5, 6, 1.5, dtype=torch.int32)),
+    "layer norm of nothing": lambda x, u, m: (F.layer_norm(x[:0], (6,)), F.layer_norm(x[:, :0], (0,)), F.rms_norm(x[:0], (6,))),
+    "batch norm of nothing": lambda x, u, m: (F.batch_norm(x[:0], None, None, training=True), F.batch_norm(x[:0], x[0], x[1].exp())),
+    "losses": lambda x, u, m: (
+        F.binary_cross_entropy_with_logits(x, x.sigmoid(), pos_weight=x[0].exp()), F.nll_loss(x[:0], u[:0].long()), F.nll_loss(x[0], u[0].long())
+    ),
+    "moved without arithmetic": lambda x, u, m: x.to(torch.complex64).flip(0).roll(1, 1).repeat(2, 1),
+    "indices": lambda x, u, m: (x[0, 0][None], x[[]], x[0, 0][...]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LEFT_TO_TORCH)
+def test_what_a_row_leaves_to_torch_is_a_library_call(name: str) -> None:
+    found = check(LEFT_TO_TORCH[name], X, torch.tensor([0, 1, 255, 253, 7, 3], dtype=torch.uint8), X > 0, tolerance=1e-6, native=False)
+    fallbacks = [n.target for n in found.nodes if isinstance(n, Extern) and not n.library]
+    assert fallbacks == ([torch.ops.aten._to_copy.default] if "arithmetic" in name else [])
+
+
+
 def test_a_shape_that_depends_on_data_is_refused() -> None:
     with pytest.raises(UnsupportedError, match="depends on data"):
         lowered(lambda x: x[x > 0] * 2, X)

@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from tensorplay.stax.loops.nodes import Extern
 from tests.ops.programs import check, computes, lowered
 
 X = torch.arange(120.0).reshape(4, 5, 6)
@@ -133,3 +134,24 @@ def test_no_elements_and_no_dimensions() -> None:
     check(lambda x: (x + 1, x.sum(0), x.reshape(0, 3), x.t(), torch.cat([x, x])), torch.empty(3, 0))
     check(lambda x: (x.reshape(1, 1) * 2, x.expand(3), x.unsqueeze(0), x.sum(), x.exp()), torch.tensor(2.0))
     check(lambda x: (x.flip(0), x.repeat(2, 2), F.pad(x, (1, 1))), torch.empty(2, 0))
+
+
+PARTS = {
+    "alike": lambda x, n: [x + k for k in range(n)],
+    "of several dtypes": lambda x, n: [x.to((torch.int32, torch.float16, torch.uint8)[k % 3]) for k in range(n)],
+    "complex": lambda x, n: [x * complex(1, k) for k in range(n)],
+    "turned": lambda x, n: [x.t().contiguous().t() if k % 2 else x for k in range(n)],
+    "of nothing": lambda x, n: [torch.empty(0), *[x[:, :0]] * n],
+}
+
+
+@pytest.mark.parametrize("count", [1, 3, 12, 13, 40])
+@pytest.mark.parametrize("kind", PARTS)
+def test_any_number_of_tensors_of_any_dtype_side_by_side(kind: str, count: int) -> None:
+    parts = PARTS[kind](X[0], count)
+    for f in (torch.cat, torch.stack) if len({t.shape for t in parts}) == 1 else (torch.cat,):
+        for dim in (0, 1, -1):
+            found = check(lambda *xs, f=f, dim=dim: f(xs, dim), *parts, native=False)
+            assert all(n.library for n in found.nodes if isinstance(n, Extern))
+            if kind != "complex":
+                check(lambda *xs, f=f, dim=dim: f([x * 2 for x in xs], dim) + 1, *parts, native=False)

@@ -21,7 +21,7 @@ from ..expr import loads
 from ..joint.opgraph import OpGraph
 from ..ops.lowered import Lowered, apart, broadcast, compute, known, to
 from ..ops.row import Row
-from ..ops.table import Refuse, find
+from ..ops.table import Library, Refuse, find
 from .nodes import Buffer, Extern, Loops, Ref, Spec, dense
 from .realize import LIMIT, Realizer, merged, named
 
@@ -177,6 +177,9 @@ class _Lowering:
                 cx.operand_spec = first.meta["spec"] if first is not None else None
                 result = row.lower(cx, *_resolve(node.args, self.env), **_resolve(dict(node.kwargs), self.env))
                 result = _checked(result, flat, several)
+            except Library:
+                del cx.nodes[mark:]
+                result = self._extern(node, flat)
             except Refuse as reason:
                 del cx.nodes[mark:]
                 result = self._extern(node, flat, f"{_name(node)}: {reason}", library=False)
@@ -192,10 +195,10 @@ class _Lowering:
                 raise Refuse(f"device {spec.device}")
         for dtype in (*(x.dtype for x in tensors), *(s.dtype for s in specs if s is not None)):
             if not known(dtype) and row.kind != "view":
-                raise Refuse(f"dtype {dtype}")
+                raise (Library if row.kind == "index" else Refuse)(f"dtype {dtype}")  # moved by torch, without arithmetic
         devices = {a.meta["spec"].device for a in node.all_input_nodes if isinstance(a.meta.get("spec"), Spec)}
         if len(devices | {s.device for s in specs if s is not None}) > 1:
-            raise Refuse("operands on several devices")
+            raise Library("operands on several devices")
 
     def _settle(self, node: fx.Node, x: Lowered, spec: Spec) -> None:
         """Decides whether the value becomes a buffer, and keeps it."""

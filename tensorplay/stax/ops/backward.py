@@ -18,7 +18,7 @@ from .lowered import Lowered, compute, numel, point, to, widened
 from .norms import placed
 from .pointwise import FLOAT, apply, define
 from .reductions import mapped, nominal
-from .row import Refuse, declare
+from .row import Library, declare
 from .scalar import Scalar, where
 from .views import reshaped
 
@@ -107,7 +107,7 @@ def _elu_backward(cx: Any, g: Lowered, alpha: Any, scale: Any, input_scale: Any,
 @declare("pointwise", aten._prelu_kernel_backward.default)
 def _prelu_backward(cx: Any, g: Lowered, x: Lowered, weight: Lowered) -> tuple[Lowered, Lowered]:
     if not g.size == x.size:
-        raise Refuse("a gradient of another size")
+        raise Library("a gradient of another size")
     w = cx.expanded(weight, x.size)
     dx = mapped(lambda a, v, u: where(v > 0, a, u * a), widened(g), widened(x), widened(w))
     dw = mapped(lambda a, v: where(v > 0, _zero(v), v * a), widened(g), widened(x))
@@ -158,7 +158,7 @@ def _nll_backward(
 ) -> Lowered:
     size, rows = x.size, target.size
     if not x.numel or len(size) != len(rows) + 1:
-        raise Refuse("negative log likelihood of an unusual shape")
+        raise Library("negative log likelihood of an unusual shape")
     channel = 1 if rows else 0
     dims = tuple(d for d in range(len(size)) if d != channel)
     label = Scalar(placed(Lowered(rows, torch.int64, cast(target.body, torch.int64)), size, dims).body)
@@ -187,7 +187,7 @@ def _softmax(operator: torch._ops.OpOverload, weighted: bool, formula: Callable[
     @declare("reduction", operator, reads=2)
     def lower(cx: Any, g: Lowered, y: Lowered, dim: int, input_dtype: Any) -> Lowered:
         if not y.numel:
-            raise Refuse("softmax of nothing")
+            raise Library("softmax of nothing")
         size, y = y.size, widened(y)
         (g, along), (y, _) = _rows(cx.kept(widened(g)), dim), _rows(cx.kept(y) if weighted else y, dim)
         (total,) = cx.reduce("sum", mapped(lambda a, b: a * b, g, y) if weighted else g, (along,), True)
@@ -226,7 +226,7 @@ def _layer_norm_backward(
     cx: Any, g: Lowered, x: Lowered, shape: Any, mean: Lowered, rstd: Lowered, weight: Any, bias: Any, mask: Any
 ) -> tuple[Any, ...]:
     if not x.numel:
-        raise Refuse("layer_norm of nothing")
+        raise Library("layer_norm of nothing")
     split = len(x.size) - len(shape)
     outer, inner = tuple(range(split)), tuple(range(split, len(x.size)))
     wide = compute(x.dtype)
@@ -241,7 +241,7 @@ def _layer_norm_backward(
 @declare("norm", aten._fused_rms_norm_backward.default, reads=3)
 def _rms_norm_backward(cx: Any, g: Lowered, x: Lowered, shape: Any, rstd: Lowered, weight: Any, mask: Any) -> tuple[Any, ...]:
     if not x.numel:
-        raise Refuse("rms_norm of nothing")
+        raise Library("rms_norm of nothing")
     split = len(x.size) - len(shape)
     outer, inner = tuple(range(split)), tuple(range(split, len(x.size)))
     wide = compute(x.dtype)
@@ -257,7 +257,7 @@ def _group_norm_backward(
     cx: Any, g: Lowered, x: Lowered, mean: Lowered, rstd: Lowered, weight: Any, N: int, C: int, HxW: int, group: int, mask: Any
 ) -> tuple[Any, ...]:
     if not x.numel:
-        raise Refuse("group_norm of nothing")
+        raise Library("group_norm of nothing")
     size, wide = (N, group, C // group, HxW), compute(x.dtype)
     g = reshaped(cx, cx.kept(widened(to(g, x.dtype))), size)
     mean, rstd = (reshaped(cx, to(t, wide), (N, group, 1, 1)) for t in (mean, rstd))
@@ -273,11 +273,11 @@ def _batch_norm_backward(
     cx: Any, g: Lowered, x: Lowered, weight: Any, running_mean: Any, running_var: Any, mean: Any, invstd: Any, train: bool, eps: float, mask: Any
 ) -> tuple[Any, ...]:
     if not x.numel:
-        raise Refuse("batch normalization of nothing")
+        raise Library("batch normalization of nothing")
     wide, size = compute(x.dtype), x.size
     if not train:
         if running_mean is None or running_var is None:
-            raise Refuse("statistics are absent")
+            raise Library("statistics are absent")
         mean = running_mean
         invstd = mapped(lambda v: 1 / s.sqrt(v + eps), to(running_var, wide))
         invstd = cx.store(invstd) if invstd.numel > 1 else invstd

@@ -12,7 +12,7 @@ import torch
 from ..expr import affine, value
 from . import scalar as s
 from .lowered import Lowered, apart, compute, point, to
-from .row import Refuse, declare
+from .row import Library, Refuse, declare
 from .scalar import Scalar, where
 
 aten = torch.ops.aten
@@ -57,12 +57,12 @@ def _scalar_tensor(cx: Any, number: Any, **__: Any) -> Lowered:
 
 def _number(cx: Any, number: Any) -> Lowered:
     if isinstance(number, Lowered):
-        raise Refuse("fill value is a tensor")
+        raise Library("fill value is a tensor")
     if cx.spec.dtype == torch.bool:
         number = bool(number)
     elif not cx.spec.dtype.is_floating_point and isinstance(number, float):
         if number != number or abs(number) >= 2**63:
-            raise Refuse("conversion of a fill value that is no integer")
+            raise Library("conversion of a fill value that is no integer")
         number = int(number)
     return filled(cx, number)
 
@@ -75,8 +75,6 @@ def _arange(cx: Any, *args: Any, step: Any = 1, **_: Any) -> Lowered:
     if dtype.is_floating_point:
         at = Scalar(value(i, torch.float64))
         return Lowered(cx.spec.size, dtype, (float(start) + at * float(step)).to(compute(dtype)).expr)
-    if int(start) != start or int(step) != step:
-        raise Refuse("integer range of fractions")
     return Lowered(cx.spec.size, dtype, value(affine(int(start), ((i, int(step)),)), dtype))
 
 

@@ -14,7 +14,7 @@ from ..expr import Expr, affine, cast, floordiv, index, integer, load, mod, part
 from ..loops.nodes import row_major
 from . import scalar as s
 from .lowered import Lowered, axes, broadcast, compute, numel, point, reindex
-from .row import Refuse, declare
+from .row import Library, Refuse, declare
 from .scalar import Scalar, where
 from .views import reshaped
 
@@ -105,7 +105,7 @@ def _index(cx: Any, x: Lowered, indices: Sequence[Lowered | None]) -> Lowered:
     if any(indices[k].dtype in (torch.bool, torch.uint8) for k in given):
         raise Refuse("a mask as index: the shape depends on data")
     if not given or not x.size:
-        raise Refuse("index of a 0-d tensor or without indices")
+        raise Library("index of a 0-d tensor or without indices")
     shape = _broadcast_shape([indices[k].size for k in given])
     if not numel(size):
         return Lowered(size, x.dtype, s.literal(0, x.body.dtype))

@@ -48,6 +48,7 @@ SPECIAL = """
     frexp logspace tril_indices triu_indices hash_tensor nonzero_static histogram _histogramdd_bin_edges
     _histogramdd_from_bin_cts _histogramdd_from_bin_tensors segment_reduce renorm embedding_renorm _chunk_cat
     binary_cross_entropy multi_margin_loss multilabel_margin_loss_forward linalg_pinv
+    torch_nn::_linear_cross_entropy_batch_chunked torch_nn::_linear_cross_entropy_batch_chunked_no_reduction
 """
 
 # operators of backward that torch's own kernels compute: of library operators, and sums over indices
@@ -84,7 +85,8 @@ RANDOM = """
 def _fill() -> None:
     for names, ordered in ((NAMES, False), (SPECIAL, False), (BACKWARD, False), (RANDOM, True)):
         for name in names.split():
-            packet = getattr(torch.ops.aten, name, None)
+            space, _, name = name.rpartition("::")
+            packet = getattr(getattr(torch.ops, space or "aten"), name, None)
             if packet is not None:
                 ROWS[packet] = Row("library", None, ordered=ordered)
 

@@ -12,7 +12,7 @@ from ..expr import cast, index, masked
 from . import scalar as s
 from .lowered import Lowered, compute, numel, point, reindex, to, widened
 from .reductions import mapped, moments, nominal
-from .row import Refuse, declare
+from .row import Library, declare
 from .scalar import Scalar, where
 from .views import reshaped
 
@@ -39,7 +39,7 @@ def affined(x: Lowered, weight: Lowered | None, bias: Lowered | None) -> Lowered
 def _of_nothing(cx: Any) -> tuple[Lowered, ...]:
     """The results of a normalization without elements, where its statistics have none either."""
     if any(numel(spec.size) for spec in cx.specs):
-        raise Refuse("statistics of nothing")
+        raise Library("statistics of nothing")
     return tuple([Lowered(spec.size, spec.dtype, s.literal(0, compute(spec.dtype))) for spec in cx.specs])
 
 
@@ -121,7 +121,7 @@ def _nothing(cx: Any, k: int) -> Lowered | None:
 @declare("norm", aten._native_batch_norm_legit_no_training.default, aten._batch_norm_no_update.default)
 def _batch_norm_inference(cx: Any, x: Lowered, weight: Any, bias: Any, mean: Any, var: Any, momentum: float, eps: float) -> tuple[Any, ...]:
     if mean is None or var is None:
-        raise Refuse("statistics are absent")
+        raise Library("statistics are absent")
     y = _batch_norm_eval(cx, x, weight, bias, mean, var, eps)
     return (y, *(_nothing(cx, k) for k in range(1, len(cx.specs))))
 
@@ -133,7 +133,7 @@ def _batch_norm(
     if training or mean is None or var is None:
         raise UnsupportedError("batch normalization that updates its statistics in place: expected the functional form")
     if any(spec is not None and spec.numel for spec in cx.specs[1:]):
-        raise Refuse("saved statistics of an inference call")
+        raise Library("saved statistics of an inference call")
     return _batch_norm_inference(cx, x, weight, bias, mean, var, momentum, eps)
 
 
@@ -142,11 +142,11 @@ def _batch_norm_training(cx: Any, x: Lowered, weight: Any, bias: Any, *rest: Any
     *stats, training, momentum, eps = rest
     if not training:
         if len(stats) != 2 or len(cx.specs) != 5:
-            raise Refuse("inference without statistics")
+            raise Library("inference without statistics")
         y = _batch_norm_eval(cx, x, weight, bias, stats[0], stats[1], eps)
         return y, _nothing(cx, 1), _nothing(cx, 2), *stats
     if not x.numel:
-        raise Refuse("batch normalization of nothing")
+        raise Library("batch normalization of nothing")
     x = cx.kept(widened(x))
     dims = tuple(d for d in range(len(x.size)) if d != 1)
     mean, squares, n = moments(cx, x, dims, False)
@@ -181,7 +181,7 @@ def _nll_loss(cx: Any, x: Lowered, target: Lowered, weight: Any, reduction: int,
     out, total_spec = cx.specs
     rows = target.size
     if not x.numel or len(x.size) != len(rows) + 1:
-        raise Refuse("negative log likelihood of an unusual shape")
+        raise Library("negative log likelihood of an unusual shape")
     channel = 0 if not rows else 1
     classes = x.size[channel]
     label = Scalar(cast(target.body, torch.int64))

@@ -23,7 +23,7 @@ import torch
 from ..expr import cast
 from . import scalar as s
 from .lowered import Lowered, compute, convert, promote, to
-from .row import Operator, Refuse, declare
+from .row import Library, Operator, Refuse, declare
 from .scalar import Scalar, where
 
 aten = torch.ops.aten
@@ -125,7 +125,7 @@ _POWERS = {
 def _integer_pow(x, y):
     kind = x if isinstance(x, Scalar) else y
     if kind.dtype == torch.bool or (not isinstance(y, Scalar) and (not isinstance(y, int) or y < 0)):
-        raise Refuse("integer power")
+        raise Library("integer power")
     if isinstance(y, Scalar) or y > 64:
         return s.int_pow(x, y)
     out = s.scalar(1, x.dtype)
@@ -234,7 +234,7 @@ define((aten.lerp.Tensor, aten.lerp.Scalar), _lerp)
 @declare("pointwise", aten.nextafter)
 def _nextafter(cx: Any, x: Lowered, y: Lowered) -> Lowered:
     if cx.spec.dtype != compute(cx.spec.dtype):
-        raise Refuse("nextafter of a half type")
+        raise Library("nextafter of a half type")
     return apply(cx, s.nextafter, (x, y))
 
 
@@ -501,7 +501,7 @@ def _bce(cx: Any, x: Any, y: Any, weight: Any, reduction: int, formula: Callable
 @declare("pointwise", aten.binary_cross_entropy_with_logits.default)
 def _bce_with_logits(cx: Any, x: Any, y: Any, weight: Any = None, pos_weight: Any = None, reduction: int = 1) -> Lowered:
     if pos_weight is not None:
-        raise Refuse("weights of positive labels")
+        raise Library("weights of positive labels")
     return _bce(cx, x, y, weight, reduction, lambda a, b: (1 - b) * a - (s.minimum(a, 0) - s.log1p(s.exp(-abs(a)))))
 
 
@@ -511,7 +511,7 @@ def _bce_with_logits(cx: Any, x: Any, y: Any, weight: Any = None, pos_weight: An
 @declare("pointwise", aten._to_copy)
 def _to_copy(cx: Any, x: Lowered, dtype: Any = None, device: Any = None, **_: Any) -> Lowered:
     if device is not None and torch.device(device).type != cx.device_of(x):
-        raise Refuse("copy between devices")
+        raise Library("copy between devices")
     return to(x, cx.spec.dtype)
 
 

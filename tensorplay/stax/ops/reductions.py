@@ -15,7 +15,7 @@ import torch
 from . import scalar as s
 from .lowered import Lowered, compute, numel, point, to, widened
 from .pointwise import truth
-from .row import Refuse, declare
+from .row import Library, Refuse, declare
 from .scalar import Scalar, where
 from .views import reshaped
 
@@ -132,9 +132,9 @@ declare("reduction", aten.argmin.default)(_arg("argmin"))
 
 def _quantifier(kind: str) -> Any:
     def lower(cx: Any, x: Lowered, dim: Any = None, keepdim: bool = False) -> Lowered:
-        if dim is not None and not isinstance(dim, int) and len(dim) == 0:
-            raise Refuse(f"{kind} over no dimensions")
         test = mapped(truth, x, dtype=torch.bool)
+        if dim is not None and not isinstance(dim, int) and len(dim) == 0:  # of each element
+            return to(test, cx.spec.dtype)
         return to(cx.reduce(kind, test, as_dims(dim), keepdim)[0], cx.spec.dtype)
 
     return lower
@@ -233,7 +233,7 @@ def _softmax(cx: Any, x: Lowered, dim: int, half_to_float: Any = False, **_: Any
 def _safe_softmax(cx: Any, x: Lowered, dim: int, dtype: Any = None) -> Lowered:
     x = cx.kept(to(x, cx.spec.dtype))
     if not x.size or not x.numel:
-        raise Refuse("safe softmax without rows")
+        raise Library("safe softmax without rows")
     (empty,) = cx.reduce("all", mapped(lambda v: s.eq(v, -math.inf), x, dtype=torch.bool), (dim,), True)
     rows = _softmax_rows(cx, x, dim)
     return nominal(mapped(lambda v, t: where(t, 0, v), rows, empty), cx.spec.dtype)
@@ -260,9 +260,9 @@ def _logsumexp(cx: Any, x: Lowered, dim: Any, keepdim: bool = False) -> Lowered:
     dims = as_dims(dim)
     x = cx.kept(widened(to(x, cx.spec.dtype)))
     if not x.numel:
-        raise Refuse("logsumexp of nothing")
+        raise Library("logsumexp of nothing")
     if dims is None and x.size and dim is not None and not isinstance(dim, int):
-        raise Refuse("logsumexp over no dimensions")
+        raise Library("logsumexp over no dimensions")
     (high,) = cx.reduce("amax", x, dims, True)
     high = mapped(lambda m: where(s.isinf(m), 0, m), high)
     (total,) = cx.reduce("sum", mapped(lambda v, m: s.exp(v - m), x, high), dims, True)

@@ -2,8 +2,8 @@
 
 In: declarations from the modules of this folder, made once at import.  Out: `find(overload)`.
 Always: an operator has at most one row. A row is declared for an overload, or for all overloads of a name that
-neither mutate nor write to `out=`. A row that cannot take particular arguments raises `Refuse` with the reason, and
-the operator becomes a fallback call there.
+neither mutate nor write to `out=`. A row that leaves particular arguments to torch's kernel raises `Library`; one that
+cannot take them raises `Refuse`, and the operator becomes a fallback call there. Both say why.
 """
 
 from __future__ import annotations
@@ -19,6 +19,10 @@ Operator = torch._ops.OpOverload | torch._ops.OpOverloadPacket
 
 class Refuse(Exception):
     """A row cannot take these arguments; says why."""
+
+
+class Library(Refuse):
+    """torch's own kernel is the code for these arguments: a library call, as of a library row."""
 
 
 @dataclass(frozen=True, slots=True)

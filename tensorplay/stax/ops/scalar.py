@@ -16,7 +16,7 @@ import torch
 from .. import expr
 from ..expr import Expr
 from .atoms import ATOMS
-from .row import Refuse
+from .row import Library, Refuse
 
 Operand: TypeAlias = "Scalar | bool | int | float"
 _RANGE = {d: torch.iinfo(d) for d in (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)}
@@ -97,22 +97,22 @@ class Scalar:
 
 
 def literal(x: bool | int | float, dtype: torch.dtype) -> Expr:
-    """A Python number as a literal of `dtype`; refused where eager would have to wrap, truncate or raise."""
+    """A Python number as a literal of `dtype`; left to torch where it has to wrap or truncate."""
     if isinstance(x, complex):
         raise Refuse("complex number")
     if dtype == torch.bool:
         if x not in (0, 1):
-            raise Refuse(f"{x} is no bool")
+            raise Library(f"{x} is no bool")
     elif not dtype.is_floating_point:
         if isinstance(x, float) and not x.is_integer():
-            raise Refuse(f"{x} is no {dtype}")
+            raise Library(f"{x} is no {dtype}")
         if not _RANGE[dtype].min <= x <= _RANGE[dtype].max:
-            raise Refuse(f"{x} is outside of {dtype}")
+            raise Library(f"{x} is outside of {dtype}")
     else:
         try:
             float(x)
         except OverflowError:
-            raise Refuse("an integer beyond the range of float") from None
+            raise Library("an integer beyond the range of float") from None
     return expr.const(x, dtype)
 
 
@@ -129,7 +129,7 @@ def function(name: str, first: int = 0) -> Callable[..., Scalar]:
     def apply(*xs: Operand) -> Scalar:
         dtype = next((x.expr.dtype for x in xs[first:] if type(x) is Scalar), None)
         if dtype is None:
-            raise Refuse(f"{name} of numbers only")
+            raise Library(f"{name} of numbers only")
         args = tuple(x.expr if type(x) is Scalar else literal(x, dtype) for x in xs)
         if any(a.dtype != dtype for a in args[first:]):
             raise AssertionError(f"{name} mixes {[a.dtype for a in args]}")

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 
 from . import backward, creation, indexing, library, norms, pointwise, reductions, views  # noqa: F401  (they declare the rows)
-from .row import ROWS, Refuse, Row, find
+from .row import ROWS, Library, Refuse, Row, find
 
-__all__ = ["ROWS", "Refuse", "Row", "find", "has_row"]
+__all__ = ["ROWS", "Library", "Refuse", "Row", "find", "has_row"]
 
 
 def has_row(overload: torch._ops.OpOverload) -> bool:

@@ -34,7 +34,7 @@ from ..expr import (
 from ..loops.nodes import row_major
 from . import scalar as s
 from .lowered import Lowered, compute, numel, point, to
-from .row import Refuse, declare
+from .row import Library, declare
 
 aten = torch.ops.aten
 
@@ -313,7 +313,7 @@ def _cat(cx: Any, tensors: Sequence[Lowered], dim: int = 0) -> Lowered:
 def joined(cx: Any, parts: Sequence[Lowered], size: tuple[int, ...], dim: int) -> Lowered:
     """Tensors side by side along dim: nested choices by the index."""
     if len(parts) > CAT_LIMIT:
-        raise Refuse(f"concatenation of more than {CAT_LIMIT} tensors")
+        raise Library(f"concatenation of more than {CAT_LIMIT} tensors")
     i = point(size)[dim]
     ends, total = [], 0
     for t in parts:
