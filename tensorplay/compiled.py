@@ -126,6 +126,10 @@ def compiled_of(obj: Any) -> Compiled:
     return found
 
 
+class _Settle(Exception):
+    """A back end refused a graph with numbers that vary: they become constants of the version."""
+
+
 class _Raised(Exception):
     """The function raised while it was captured, or capture itself did; running it tells which."""
 
@@ -251,12 +255,20 @@ class Compiled(Dispatch):
             over.count += 1
             return None
         missed = self._explain(call, args, kwargs)
-        from .replay import replay_of
-
         build_later()
         answers = None if native is None else native.probed()
+        try:
+            return self._built(call, args, kwargs, missed, answers, True)
+        except _Settle:
+            return self._built(call, args, kwargs, missed, answers, False)
+
+    def _built(
+        self, call: Call, args: tuple, kwargs: dict[str, Any], missed: Miss, answers: Any, numbers: bool
+    ) -> tuple[Version, tuple] | None:
+        from .replay import replay_of
+
         start = time.perf_counter()
-        captured = self._capture(args, kwargs)
+        captured = self._capture(args, kwargs, numbers)
         if isinstance(captured, Fallback):
             if captured.passing:
                 captured.count += 1
@@ -312,12 +324,12 @@ class Compiled(Dispatch):
             self._limit = self._fallbacks.take(reason, line_of(self.fn), RecompileLimitError)
         return self._limit
 
-    def _capture(self, args: tuple, kwargs: dict[str, Any]) -> Any:
+    def _capture(self, args: tuple, kwargs: dict[str, Any], numbers: bool = True) -> Any:
         """What capture found, or the fallback where it refused."""
         from .capture.tracer import capture
 
         try:
-            return capture(self.fn, args, kwargs)
+            return capture(self.fn, args, kwargs, numbers)
         except GraphCaptureError as error:
             line, reason = split_line(describe(error))
             fallback = self._fallbacks.take(reason, line or line_of(self.fn), type(error), error)
@@ -337,6 +349,8 @@ class Compiled(Dispatch):
             graph = self._front(version, captured)
             program: Any = self._backend(graph, list(captured.samples), **(self.settings.options or {}))
         except Exception as error:
+            if captured.numbers:
+                raise _Settle from error
             name = getattr(self._backend, "__name__", type(self._backend).__name__)
             where, reason = split_line(describe(error))
             reason = f"back end {name!r}: {reason}"

@@ -25,14 +25,15 @@ def aot_eager(graph: fx.GraphModule, example_inputs: Sequence[torch.Tensor], **o
     """Runs the functional operator-level graph on torch."""
     from .stax.joint.retrace import retrace
     from .stax.joint.tape import taped
-    from .stax.runtime.program import views
+    from .stax.runtime.layout import CheckFailed
+    from .stax.runtime.program import on_torch, views
     from .training import has_tape, trains
 
     ops = taped(graph, example_inputs) if has_tape(graph) else None
     if ops is None and trains(graph, example_inputs):
-        from .stax.joint.function import on_torch
+        from .stax.joint.function import on_torch as train_on_torch
 
-        trained = on_torch(graph, example_inputs)
+        trained = train_on_torch(graph, example_inputs)
         if trained is not None:
             return trained
     if ops is None:
@@ -45,8 +46,11 @@ def aot_eager(graph: fx.GraphModule, example_inputs: Sequence[torch.Tensor], **o
             self.ops, self.views = ops, views(graph, ops)
 
         def __call__(self, *inputs: torch.Tensor) -> Any:
-            with torch.no_grad(), torch.autocast("cpu", enabled=False):  # no result requires grad, and casts are recorded
-                results = list(self.ops.module(*inputs))
+            try:
+                with torch.no_grad(), torch.autocast("cpu", enabled=False):  # no result requires grad, and casts are recorded
+                    results = list(self.ops.module(*inputs))
+            except CheckFailed:  # nothing of the caller's is written yet
+                return on_torch(graph, inputs)
             made: dict[Any, torch.Tensor] = {}  # the tensors that eager makes by a view are objects of their own
             for k, view in self.views.items():
                 if view not in made:

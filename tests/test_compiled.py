@@ -302,7 +302,7 @@ def test_version_limit_keeps_the_versions_and_runs_eagerly_with_one_warning():
     [
         (lambda x, k: x * k, [(ones(1), k) for k in range(9)], "0-dim tensor"),
         (lambda xs, y, k: xs[0] * k + y, [([ones(1)], ones(1), k / 8) for k in range(9)], "0-dim tensor"),
-        (lambda x: x * x.sum().item(), [(ones(1) * k,) for k in range(9)], r"tp\.graph\.gate"),
+        (lambda x: x * float(x.sum()), [(ones(1) * k,) for k in range(9)], r"tp\.graph\.gate"),
     ],
 )
 def test_the_limit_names_the_remedy(f, calls, remedy):

@@ -35,6 +35,7 @@ class Captured:
     gates, replay: the data gates in order and the graph that recomputes them from the placeholders (None without gates).
     written: positions of the placeholders whose storage the function writes.
     random: whether it draws from a generator.
+    numbers: whether nodes of the graph are Python numbers (`meta["number"]`), which `Tensor.item` reads at each call.
     ties: pairs of places that held one object during the capture, of which the trace read only the second.
     """
 
@@ -48,3 +49,4 @@ class Captured:
     written: tuple[int, ...] = ()
     random: bool = False
     ties: tuple[tuple[Source, Source], ...] = ()
+    numbers: bool = False

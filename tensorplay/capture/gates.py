@@ -110,7 +110,7 @@ def replay_graph(
             node = taken[k].node
             value = copies[node]
             touched = traits.get(node, _NONE).touches
-            if taken[k].kind != "shape" and any(last_write.get(key, -1) > position[node] for key in touched):
+            if taken[k].kind != "shape" and "number" not in node.meta and any(last_write.get(key, -1) > position[node] for key in touched):
                 value = new.call_function(torch.clone, (value,))
             outputs[k] = value
 

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from .kinds import SCALARS
+from .numbers import is_kept
 from .values import Values
 
 Tensor = torch.Tensor
@@ -41,7 +42,7 @@ class Outcome:
 
 def outcome(parts: list[Any], recorder: Values) -> Outcome:
     """The outcome of a run, once its modes are off. parts: what its result consists of."""
-    results = [x if isinstance(x, Tensor) or type(x) in SCALARS else type(x) for x in parts]
+    results = [x if isinstance(x, Tensor) or type(x) in SCALARS else x.value if is_kept(x) else type(x) for x in parts]
     return Outcome(tuple(results), dict(recorder._stand_ins), torch.get_rng_state())
 
 

@@ -18,11 +18,13 @@ from typing import Any
 
 import numpy
 import torch
+from torch import fx
 
 from ..key.sources import Source
 from .effects import Kept
 from .gradients import written
 from .kinds import SCALARS
+from .numbers import is_kept
 from .writes import Put
 
 _IMMUTABLE = (
@@ -284,6 +286,8 @@ class _Builder:
         self.steps.append(None)
         if isinstance(value, torch.Tensor):
             self.steps[k] = self._tensor(value)
+        elif is_kept(value):
+            self.steps[k] = Constant(value.value) if value.constant else self._output(value.node)
         elif type(value) in SCALARS:
             self.steps[k] = Constant(value)
         elif isinstance(value, types.FunctionType) and value in self.newborn:
@@ -314,10 +318,12 @@ class _Builder:
         if source is None and value.grad_fn is not None and value.grad_fn in self.recorder.spent:
             self.outputs.append(self.recorder.detached(value))
             return Spent(len(self.outputs) - 1)
+        out = self._output(node)
+        return out if source is None else Old(source)
+
+    def _output(self, node: fx.Node) -> Out:
         if node not in self.outputs:
             self.outputs.append(node)
-        if source is not None:
-            return Old(source)
         return Out(self.outputs.index(node))
 
     def _attributes(self, value: Any) -> tuple[tuple[str, int], ...]:

@@ -24,6 +24,7 @@ from . import ambient, gradients
 from .exchange import C10D, exchange, exchange_in_place
 from .gates import Taken, Trait
 from .isolate import isolate
+from .numbers import concrete, kept, numbers_in, settle, stay
 from .patches import apply_function, opened
 from .reach import Reach, argument_tensors
 from .spelling import (
@@ -45,7 +46,7 @@ from .spelling import (
     spell,
 )
 from .trees import bake, holds_tensor, is_plain, leaves, spec, tensors
-from .values import KNOWN_TYPES, Learned, Restart, Values
+from .values import KNOWN_TYPES, Learned, Restart, Values, Written
 from .watch import Seen, Watch, storage_key
 
 
@@ -67,6 +68,8 @@ class Recorder(Values, TorchFunctionMode):
         self._inference = torch.is_inference_mode_enabled()
         self._hooks = _saved_tensor_hooks()
         self.grads: dict[int, tuple[Tensor, Tensor | None]] = {}  # tensors whose `grad` the function set, and to what
+        self._lies: set[int] = set()  # storages in which values of the run lie
+        self._history = False  # whether a value of the run requires grad
         self.spent: set[Any] = set()  # autograd nodes whose saved tensors a backward has freed
         for name, tensor, source in argument_tensors(args, kwargs, _parameter_names(fn)):
             if id(tensor) not in self._known:
@@ -78,6 +81,9 @@ class Recorder(Values, TorchFunctionMode):
         kwargs = kwargs or {}
         if self.pending is not None:
             raise self.pending
+        if self.number_owner and (numbers := numbers_in((args, kwargs))) and not self._enters(func):
+            aside = self._levels or self.watch.alone is not None
+            args, kwargs = (args, kwargs) if not aside and stay(func, args, kwargs, numbers) else (settle(args), settle(kwargs))
         if func in METADATA:
             if self._stand_ins:
                 args = self._substitute(args)
@@ -99,8 +105,7 @@ class Recorder(Values, TorchFunctionMode):
             return gradients.backward(self, *args, **{_BACKWARD[func].get(k, k): v for k, v in kwargs.items()})
         if func is Tensor.__deepcopy__:
             return self._deepcopy(args[0])
-        entered = func in self.learned.inlined or getattr(func, "__module__", "") == C10D
-        if self._levels == 0 and entered and func is not self._opening:
+        if self._enters(func) and func is not self._opening:
             return self._inline(func, args, kwargs)
         if func is self._opening:
             return self._body(func, args, kwargs)
@@ -113,6 +118,12 @@ class Recorder(Values, TorchFunctionMode):
             return func(*args, **kwargs)  # its operators are recorded one by one
         return self.record(func, args, kwargs)
 
+    def _enters(self, func: Any) -> bool:
+        """Whether the body of a library function runs under the mode."""
+        return func is self._opening or (
+            self._levels == 0 and (func in self.learned.inlined or getattr(func, "__module__", "") == C10D)
+        )
+
     def record(self, func: Any, args: tuple, kwargs: dict, run: Callable | None = None) -> Any:
         """Runs one call and appends its node; `run` is the code of the program that stands behind it."""
         if torch._C._functorch.maybe_current_level() is not None:
@@ -120,28 +131,32 @@ class Recorder(Values, TorchFunctionMode):
         self._switches()
         node_args, node_kwargs = self._arguments(tuple(args)), self._arguments(dict(kwargs))
         early = [t for t in early_writes(func, args, kwargs) if id(t) not in self._stand_ins]
-        if early:
-            self._before_write(*early)
         setter = is_setter(func) or func in SILENT_WRITES
         if setter and args and isinstance(args[0], Tensor) and id(args[0]) not in self._stand_ins:
-            self._before_write(args[0])
+            early.append(args[0])
+        if early:
+            try:
+                self._before_write(*early)
+            except Written as written:
+                self._swap(written.keys)
         if func in SILENT_READS:
             self._silent_read(func, args, kwargs)
-        if self._stand_ins:
-            args, kwargs = self._substitute(tuple(args)), self._substitute(dict(kwargs))
-        seen, outer = Seen(reads=None if run is None else self._reads), self.watch.seen
-        self.watch.seen = seen
+        if self.number_owner:
+            func, args, kwargs, node_args, node_kwargs = self._numeric(func, args, kwargs, node_args, node_kwargs)
         try:
-            result = (run or func)(*args, **kwargs)
-        finally:
-            self.watch.seen = outer
+            args, kwargs, result, seen = self._run(run or func, args, kwargs, None if run is None else self._reads)
+        except Written as written:  # nothing is written yet: once more, on copies
+            self._swap(written.keys)
+            args, kwargs, result, seen = self._run(run or func, args, kwargs, None if run is None else self._reads)
         if self.pending is not None:
             raise self.pending
         if result is NotImplemented:
             return result
         if setter:
             seen.written.add(storage_key(args[0]))
-        baked = self._hidden_reads(func, seen)
+        baked = self._hidden_reads(func, seen, args, node_kwargs)
+        if baked:
+            node_kwargs |= {k: bake(node_kwargs[k], baked) for k in FACTORS & node_kwargs.keys()}
         if baked and func in TAKES_NUMBERS:
             node_args, node_kwargs = bake(node_args, baked), bake(node_kwargs, baked)
         elif baked and func in TAKES_INDICES:
@@ -149,6 +164,21 @@ class Recorder(Values, TorchFunctionMode):
         if self._originals:
             result = self._original(result)
         return self._append(func, node_args, node_kwargs, args, result, seen)
+
+    def _run(self, func: Any, args: tuple, kwargs: dict, reads: Any) -> tuple[tuple, dict, Any, Seen]:
+        if self._stand_ins:
+            args, kwargs = self._substitute(tuple(args)), self._substitute(dict(kwargs))
+        seen, outer = Seen(reads=reads), self.watch.seen
+        self.watch.seen = seen
+        try:
+            return args, kwargs, func(*args, **kwargs), seen
+        finally:
+            self.watch.seen = outer
+
+    def _untouched(self, keys: set[int]) -> bool:
+        seen = self.watch.seen
+        begun = seen is not None and (seen.reads is not None or seen.written or seen.random or seen.read or seen.hidden)
+        return not (begun or self._levels or self._history or self.watch.alone is not None or keys & self._lies)
 
     def _reads(self, tensor: Tensor) -> None:
         """A tensor of the caller that a function which stays one node reads itself is an input, too."""
@@ -210,6 +240,8 @@ class Recorder(Values, TorchFunctionMode):
             if type(tensor) not in KNOWN_TYPES:
                 self.refuse(f"{describe(func)} returns a {type(tensor).__name__}")
             lies.add(storage_key(tensor))
+            self._history |= tensor.requires_grad and tensor.grad_fn is not None
+        self._lies |= lies
         touches = lies | seen.written
         for tensor in tensors(args):
             touches.add(storage_key(tensor))
@@ -280,9 +312,11 @@ class Recorder(Values, TorchFunctionMode):
 
     def close(self) -> None:
         """Forgets every tensor of the run."""
+        self.number_owner.clear()
         self._known.clear()
         self._stand_ins.clear()
         self._originals.clear()
+        self._groups.clear()
         self.grads.clear()
         self.spent.clear()
         self.reach.tensors.clear()
@@ -300,8 +334,50 @@ class Recorder(Values, TorchFunctionMode):
         node = self.node_of(args[0])
         with self._aside():
             value = func(*self._substitute(args), **kwargs)
+        if kind == "item" and self._stays(value):
+            return self._item(node, value)
         self.gates.append(Taken(kind, node, value, self.line(), self._last))
         return value
+
+    # ---- numbers that stay symbolic --------------------------------------------------------------------------------
+
+    def _stays(self, value: Any) -> bool:
+        return type(value) in (int, float) and self.learned.numbers and not self._levels
+
+    def _item(self, node: fx.Node, value: Any) -> Any:
+        if not self.number_owner:
+            self.number_owner.append(self)
+        made = self.graph.call_method("item", (node,))
+        self.traits[made] = Trait(self.traits[node].touches)
+        return kept(value, self._is_number(made, type(value)), self.number_owner)
+
+    def number_node(self, op: Callable, args: tuple) -> fx.Node:
+        """A node for an operator of Python on numbers."""
+        if self.pending is not None:
+            raise self.pending
+        return self._is_number(self.graph.call_function(op, args), bool)
+
+    def number(self, op: Callable, args: tuple, result: Any) -> Any:
+        """The number that an operator of Python gives."""
+        return kept(result, self._is_number(self.number_node(op, args), type(result)), self.number_owner)
+
+    def _is_number(self, node: fx.Node, kind: type) -> fx.Node:
+        node.meta["line"], node.meta["spec"], node.meta["number"] = self.line(), None, kind
+        self._last = node
+        return node
+
+    def gate_on(self, kind: str, node: fx.Node, value: Any) -> None:
+        """The program turned a number into something of its own."""
+        if self.pending is not None:
+            raise self.pending
+        self.gates.append(Taken(kind, node, value, self.line(), self._last))
+
+    def _numeric(self, func: Any, args: tuple, kwargs: dict, node_args: tuple, node_kwargs: dict) -> tuple:
+        """A call on plain numbers, and its node on symbolic ones; a tensor of a number is an operator on it."""
+        if func in _TENSOR_OF and isinstance(node_args[0], fx.Node) and "number" in node_args[0].meta:
+            func, extra = torch.scalar_tensor, {"dtype": torch.int64} if isinstance(args[0], int) else {}
+            kwargs, node_kwargs = extra | kwargs, extra | node_kwargs
+        return func, concrete(tuple(args)), concrete(dict(kwargs)), node_args, node_kwargs
 
     def _shape_gates(self, result: Any, line: str) -> None:
         for tensor in tensors(result):
@@ -314,16 +390,23 @@ class Recorder(Values, TorchFunctionMode):
                 value = self._substitute(tensor).tolist()
             self._gate("tolist", tensor, value)
 
-    def _hidden_reads(self, func: Any, seen: Seen) -> dict[fx.Node, Any]:
-        """Gates for data that the call read on its own; a library function with one inside is entered next time."""
+    def _hidden_reads(self, func: Any, seen: Seen, args: tuple, node_kwargs: dict) -> dict[fx.Node, Any]:
+        """What stands for data that the call read on its own: gates, and numbers where they are factors; a library function
+        with a read inside is entered next time."""
+        factors = [node_kwargs[k] for k in FACTORS & node_kwargs.keys()]
         baked: dict[fx.Node, Any] = {}
         for tensor in seen.read:
             original = self._originals.get(id(tensor), tensor)
             known = self._known.get(id(original))
             if known is not None and known[0]() is original:
                 with self._aside():
-                    baked[known[1]] = tensor.item()
-                self._gate("item", original, baked[known[1]])
+                    value = baked[known[1]] = tensor.item()
+                history = torch.is_grad_enabled() and any(t.requires_grad for t in tensors(args))
+                if known[1] in factors and self._stays(value) and not history:
+                    baked[known[1]] = self._item(known[1], value).node
+                    seen.read = [t for t in seen.read if t is not tensor]  # the shape of the result depends on none
+                else:
+                    self._gate("item", original, value)
             elif self._can_open(func):
                 self.learned.inlined.add(func)
                 self._stop(Restart())
@@ -464,6 +547,8 @@ _GRAD: Any = Tensor.grad.__get__  # type: ignore[attr-defined]
 _GRAD_FN: Any = Tensor.grad_fn.__get__  # type: ignore[attr-defined]
 _IS_LEAF: Any = Tensor.is_leaf.__get__  # type: ignore[attr-defined]
 _SET_GRAD: Any = {Tensor.grad.__set__, Tensor.grad.__delete__}  # type: ignore[attr-defined]
+FACTORS = {"alpha", "value"}  # keywords that take a number, or read it from a 0-dim tensor
+_TENSOR_OF: set[Any] = {torch.tensor, torch.as_tensor}
 _BACKWARD: dict[Any, dict[str, str]] = {  # with the names of arguments that differ from ours
     Tensor.backward: {"gradient": "gradients"}, torch.autograd.backward: {"tensors": "roots", "grad_tensors": "gradients"}
 }  # fmt: skip

@@ -29,7 +29,9 @@ from .exchange import coordinator
 from .execution import Execution
 from .gates import Random, replay_graph
 from .isolate import isolate
+from .kinds import is_library_file
 from .messages import Messages
+from .numbers import tells_types_apart
 from .outcome import Outcome, outcome
 from .patches import patched
 from .reach import Reach, TooMuch
@@ -44,22 +46,22 @@ _LOCK = threading.RLock()
 _RESTARTS = 200
 
 
-def capture(fn: Any, args: tuple, kwargs: dict) -> Captured:
-    """Runs `fn(*args, **kwargs)` once and records it."""
+def capture(fn: Any, args: tuple, kwargs: dict, numbers: bool = True) -> Captured:
+    """Runs `fn(*args, **kwargs)` once and records it. numbers: whether what `item` reads may stay symbolic."""
     messages = Messages()
     try:
         with _LOCK:
             RUNNING.append((threading.get_ident(), None))
             try:
-                return _capture(fn, args, kwargs, messages)
+                return _capture(fn, args, kwargs, messages, numbers)
             finally:
                 RUNNING.pop()
     finally:
         messages.show()
 
 
-def _capture(fn: Any, args: tuple, kwargs: dict, messages: Messages) -> Captured:
-    learned = Learned()
+def _capture(fn: Any, args: tuple, kwargs: dict, messages: Messages, numbers: bool) -> Captured:
+    learned = Learned(numbers=numbers)
     first: _Settle | None = None  # a run whose Python effects, such as filling a cache, were left in place
     each_time: frozenset[str] | None = None  # what the run after it changed as well
     try:
@@ -71,10 +73,12 @@ def _capture(fn: Any, args: tuple, kwargs: dict, messages: Messages) -> Captured
                 continue
             except _Settle as settle:
                 first = settle.with_traceback(None)
+                learned.numbers = numbers
             except _EachTime as again:
                 assert first is not None
                 first.snapshot.restore()  # type: ignore[union-attr]
                 first, each_time = None, again.changes
+                learned.numbers = numbers
         raise Refused("capture did not settle: the function takes another path on each run")
     except BaseException as error:
         if first is not None:
@@ -167,9 +171,15 @@ def _once(
                 except BaseException as error:
                     if recorder.pending is not None:  # the function caught and replaced what stopped it
                         raise recorder.pending from error
+                    if recorder.number_owner:  # it may be about a number that is no float
+                        learned.numbers = False
+                        raise Restart() from error
                     raise
                 if recorder.pending is not None:
                     raise recorder.pending
+            if recorder.number_owner and _looks_closely(execution):
+                learned.numbers = False
+                raise Restart()
             changed, effects = snapshot.differences(), None
             if each_time is not None and changed:
                 effects = lasting(snapshot, {name for name in changed if name not in each_time})
@@ -184,6 +194,9 @@ def _once(
                 raise _EachTime(frozenset(changed))
             if first is not None or each_time is not None:
                 raise Refused(f"{logged}: logs at each call, which a graph does not repeat")
+            if recorder.number_owner:  # what is left in place must hold plain numbers
+                learned.numbers = False
+                raise Restart()
             keep_effects = True
             raise _Settle(snapshot, changes or logged, outcome(parts, recorder))
         if first is not None and first.outcome is not None and not first.outcome.same(outcome(parts, recorder)):
@@ -202,6 +215,13 @@ def _once(
         recorder.close()
 
 
+def _looks_closely(execution: Execution) -> bool:
+    """Whether code of the program may notice that a number is no float."""
+    return not execution.watching or any(
+        tells_types_apart(code) for code in execution.codes if not is_library_file(code.co_filename)
+    )
+
+
 def _assemble(recorder: Recorder, reach: Reach, rebuild: Any, rows: tuple, tied: tuple) -> Captured:
     graph, root = recorder.graph, recorder.root
     gates: tuple[Gate, ...] = ()
@@ -212,7 +232,7 @@ def _assemble(recorder: Recorder, reach: Reach, rebuild: Any, rows: tuple, tied:
         except Random as error:
             raise Refused(f"{error.line}: a branch depends on random numbers") from None
     for node in reversed(list(graph.nodes)):
-        if node in recorder.python_valued and not node.users:
+        if (node in recorder.python_valued or "number" in node.meta) and not node.users:
             graph.erase_node(node)
     samples = list(recorder.samples)
     written = [k for k, key in enumerate(recorder.sample_keys) if key in recorder.learned.isolated]
@@ -230,6 +250,7 @@ def _assemble(recorder: Recorder, reach: Reach, rebuild: Any, rows: tuple, tied:
         tuple(written),
         any(trait.random for trait in recorder.traits.values()),
         tied,
+        any("number" in node.meta for node in graph.nodes),
     )
 
 

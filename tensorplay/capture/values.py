@@ -24,17 +24,27 @@ from ..stax.loops.nodes import Spec
 from .gates import Trait
 from .isolate import isolate
 from .kinds import is_library_file
+from .numbers import is_kept
 from .reach import Reach
 from .trees import LITERALS
 from .watch import storage_key
 
 Tensor = torch.Tensor
+MANY = 3  # storages that the function writes, after which a new run takes all of its inputs to be written
 KNOWN_TYPES = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 _LIBRARY_FILES: dict[str, bool] = {}
 
 
 class Restart(BaseException):
     """Something was learned that the run should have known from its beginning."""
+
+
+class Written(BaseException):
+    """An operator is about to write storages of the caller that nothing else of the run lies in: copies can still stand in."""
+
+    def __init__(self, keys: set[int]) -> None:
+        super().__init__()
+        self.keys = keys
 
 
 class Refused(BaseException):
@@ -47,6 +57,7 @@ class Learned:
 
     isolated: set[int] = field(default_factory=set)  # keys of the caller's storages that the function writes
     inlined: set[Any] = field(default_factory=set)  # library functions with a data gate inside
+    numbers: bool = True  # whether what `item` reads may stay symbolic
 
 
 class Values:
@@ -68,10 +79,13 @@ class Values:
         self._stand_ins: dict[int, tuple[Tensor, Tensor]] = {}  # id of the caller's tensor -> (it, its copy)
         self._originals: dict[int, Tensor] = {}  # id of a copy -> the caller's tensor
         self._isolated_keys: set[int] = set()
-        self._callers: dict[int, str] | None = None  # storage keys of the caller's tensors
+        self._groups: dict[int, list[Tensor]] = {}  # storage key -> tensors in reach, when they were so many:
+        self._grouped = -1
+        self._callers: dict[int, Source] | None = None  # storage keys of the caller's tensors
         self._names: set[str] = set()
         self._constants: dict[int, tuple[Any, str]] = {}
         self._last_input: fx.Node | None = None
+        self.number_owner: list[Any] = []  # this recorder while it runs, if it made a number that stays symbolic
         self.outermost: types.CodeType | None = None  # what runs the function: frames behind it are its caller's
 
     # ---- refusing ------------------------------------------------------------------------------------------------
@@ -134,12 +148,20 @@ class Values:
         if key in self._isolated_keys:
             return
         self._isolated_keys.add(key)
-        group = {id(t): t for t, _ in self.reach.tensors.values() if storage_key(t) == key}
+        group = {id(t): t for t in self._sharing(key)}
         group.update((id(t), t) for t, k in zip(self.samples, self.sample_keys) if k == key)
         tensors = list(group.values())
         for tensor, copy in zip(tensors, self._stand_ins_for(tensors)):
             self._stand_ins[id(tensor)] = (tensor, copy)
             self._originals[id(copy)] = tensor
+
+    def _sharing(self, key: int) -> list[Tensor]:
+        """The tensors in reach that lie in a storage."""
+        if len(self.reach.tensors) != self._grouped:
+            self._grouped, self._groups = len(self.reach.tensors), {}
+            for tensor, _ in self.reach.tensors.values():
+                self._groups.setdefault(storage_key(tensor), []).append(tensor)
+        return self._groups.get(key, [])
 
     def _stand_ins_for(self, tensors: list[Tensor]) -> tuple[Tensor, ...]:
         return isolate(tensors)
@@ -194,6 +216,8 @@ class Values:
             return value
         if isinstance(value, Tensor):
             return self.node_of(value)
+        if is_kept(value):
+            return value.value if value.constant else value.node
         if isinstance(value, (bool, int, float, str)) and not isinstance(value, numpy.generic):
             for base in (int, float, str):
                 if isinstance(value, base):
@@ -254,18 +278,38 @@ class Values:
     def _before_write(self, *tensors: Tensor) -> None:
         """Called before an operator writes these tensors: the caller's storages are never written."""
         if self._callers is None:
-            self._callers = {storage_key(t): str(source) for t, source in self.reach.tensors.values()}
+            self._callers = {storage_key(t): source for t, source in self.reach.tensors.values()}
             self._callers.pop(0, None)
-        found = False
+        found: set[int] = set()
         for tensor in tensors:
             key = storage_key(tensor)
             if key in self._callers or key in self.sample_keys:
                 if key in self.learned.isolated or key == 0:
                     self.refuse(f"writes {self._callers.get(key, 'an argument')} where capture cannot stand in for it")
-                self.learned.isolated.add(key)
-                found = True
-        if found:
-            self._stop(Restart())
+                found.add(key)
+        if not found:
+            return
+        if self._untouched(found):
+            raise Written(found)
+        if len(self.learned.isolated) >= MANY:  # a training step writes most of what it reads
+            found.update(key for key in self.sample_keys if key)
+        self.learned.isolated |= found
+        self._stop(Restart())
+
+    def _untouched(self, keys: set[int]) -> bool:
+        """Whether copies of these storages can take their place from here on."""
+        return False
+
+    def _swap(self, keys: set[int]) -> None:
+        """From here on copies stand in for the caller's tensors in these storages."""
+        self.learned.isolated |= keys
+        for key in keys:
+            self._isolate(key)
+        for tensor, at in zip(self.samples, self.sample_keys):
+            if at in keys:
+                node = self._known[id(tensor)][1]
+                both = frozenset((at, storage_key(self._stand_ins[id(tensor)][1])))
+                self.traits[node] = Trait(both, lies=both)
 
 
 def _tail(source: Source) -> str:

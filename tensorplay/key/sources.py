@@ -9,6 +9,8 @@ import os
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 
 @dataclass(frozen=True, eq=False)
 class Source:
@@ -99,7 +101,8 @@ class Item(Source):
         return self.owner.get(args, kwargs)[self.key]
 
     def __str__(self) -> str:
-        return f"{self.owner}[{self.key!r}]"
+        key = f"<{type(self.key).__name__}>" if isinstance(self.key, torch.Tensor) else repr(self.key)
+        return f"{self.owner}[{key}]"
 
 
 @dataclass(frozen=True)

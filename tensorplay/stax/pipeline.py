@@ -19,6 +19,7 @@ from .codegen.target import Source, Target
 from .joint.budget import chosen
 from .joint.differentiate import Joint, differentiate
 from .joint.function import TrainingProgram, Unserved
+from .joint.numbers import has_numbers
 from .joint.opgraph import OpGraph
 from .joint.partition import partition
 from .joint.retrace import retrace
@@ -43,7 +44,7 @@ def stax(graph: fx.GraphModule, samples: Sequence[torch.Tensor], **options: Any)
     try:
         return whole(graph, samples, options)
     except NeedsDataError:
-        parts = None if has_tape(graph) else split(graph, samples)
+        parts = None if has_tape(graph) or has_numbers(graph) else split(graph, samples)
         if parts is None:
             raise
     plan = one_call(parts.target, parts.node, parts.line)

@@ -387,7 +387,7 @@ GATES = {
     "range": (lambda t: sum((t for _ in range(t[0].long())), t * 0), torch.tensor([2.0, 1]), [(torch.tensor([3.0, 1]), False)]),
     "int": (lambda t: t * int(t.sum()), torch.ones(2), [(2 * torch.ones(2), False), (torch.ones(2), True)]),
     "float": (lambda t: t * float(t.mean()), torch.ones(2), [(2 * torch.ones(2), False)]),
-    "item": (lambda t: t * t.max().item(), torch.ones(2), [(2 * torch.ones(2), False)]),
+    "item": (lambda t: t * float(t.max().item()), torch.ones(2), [(2 * torch.ones(2), False)]),
     "tolist": (lambda t: t * sum(t.tolist()), torch.ones(2), [(2 * torch.ones(2), False), (torch.ones(2), True)]),
     "math": (lambda t: t * math.sqrt(t.sum()), torch.ones(4), [(4 * torch.ones(4), False)]),
     "format": (lambda t: t * len(f"{t.sum():.3f}"), torch.ones(4), [(4 * torch.ones(4), False)]),
@@ -461,9 +461,9 @@ def test_gates_before_and_after_a_write_through_a_view():
     def f(t):
         u = t * 1
         first = u.sum() > 0
-        before = u[0].item()
+        before = float(u[0].item())
         u[:] = -1
-        after = u[0].item()
+        after = float(u[0].item())
         return t * before * after if first else t
 
     captured = capture(f, (torch.ones(3),), {})

@@ -23,6 +23,7 @@ from ..loops.nodes import Spec
 from . import views
 from .functional import dense, functionalize
 from .narrow import narrow
+from .numbers import has_numbers
 from .opgraph import OpGraph, runnable
 from .recorder import MARK, Recorder, Result
 from .retrace import Run, attempts, generators, grad_mode_kept, modes_kept, sweep
@@ -70,7 +71,10 @@ class Joint:
 
 def differentiate(graph: fx.GraphModule, samples: Sequence[Tensor]) -> Joint:
     """The joint graph of a captured graph."""
-    return attempts(_Tape, graph, samples)
+    joint = attempts(_Tape, graph, samples)
+    if joint.tangents and has_numbers(graph):
+        raise UnsupportedError("a graph that trains and computes with numbers read from tensors")
+    return joint
 
 
 class TapeRecorder(Recorder):

@@ -22,6 +22,7 @@ from ...errors import NeedsDataError, UnsupportedError
 from ..loops.nodes import Spec
 from . import decompose, views
 from .mutate import BATCH_NORM, bound, laid_out, random, writes
+from .numbers import Numbers
 
 aten = torch.ops.aten
 DROPPED = {aten.detach.default, aten.alias.default}  # bookkeeping of autograd: the result is its argument
@@ -63,6 +64,7 @@ class Recorder(TorchDispatchMode):
         self.named: dict[int, fx.Node] = {}  # constant tensor -> its node
         self.items: dict[Result, fx.Node] = {}
         self.line = ""
+        self.numbers: Numbers | None = None  # where the program reads numbers from tensors
         self.written: set[int] = set()  # storages
         self.lifted: set[int] = set()  # storages of constants that the program makes anew at each call
 
@@ -111,15 +113,18 @@ class Recorder(TorchDispatchMode):
             return self.node(a)
         if type(a) in (list, tuple):
             return type(a)([self.load(x) for x in a])
+        if self.numbers is not None and type(a) in (float, int):
+            found = self.numbers.node(a)
+            return a if found is None else found
         return a
 
     def add(self, target: torch._ops.OpOverload, args: tuple, kwargs: dict, result: Any, ordered: bool = False) -> fx.Node:
         load = self.load
-        loaded = tuple([load(a) for a in args])
+        loaded, named = tuple([load(a) for a in args]), {k: load(v) for k, v in kwargs.items()}
         node = self.graph.create_node("call_function", target, name=_name(target))
         node.args = loaded  # set here, since create_node walks them as a tree
-        if kwargs:
-            node.kwargs = {k: load(v) for k, v in kwargs.items()}
+        if named:
+            node.kwargs = named
         node.meta.update(spec=_spec(result), line=self.line, ordered=ordered)
         if isinstance(result, Tensor):
             self.bind(result, node)

@@ -22,6 +22,7 @@ from ...errors import TensorPlayError, UnsupportedError
 from ...source import Sourced
 from ..loops.nodes import Spec
 from .functional import functionalize
+from .numbers import Numbers, compare, gather, has_numbers
 from .opgraph import OpGraph, runnable
 from .recorder import Recorder, WritesCaller, _storage
 
@@ -46,12 +47,22 @@ def _with_all_digits(module: fx.GraphModule) -> fx.GraphModule:
 
 
 def attempts(run: type[Run], graph: fx.GraphModule, samples: Sequence[Tensor]) -> Any:
+    """What `run` records; where numbers are read from tensors, two runs tell whether every use of them is known."""
+    if not has_numbers(graph):
+        return _settled(run, graph, samples, None)
+    found, again = (_settled(run, graph, samples, trial) for trial in (0, 1))
+    if found is not None:
+        compare(*(getattr(x, "ops", x) for x in (found, again)))  # of a joint graph, its operators
+    return found
+
+
+def _settled(run: type[Run], graph: fx.GraphModule, samples: Sequence[Tensor], trial: int | None) -> Any:
     """Runs until no storage of the caller is about to be written: the first run writes none, a later one clones."""
     storages = _group(samples)
     cloned: set[int] = set()
     while True:
         try:
-            return run(graph, samples, storages, cloned).result()
+            return run(graph, samples, storages, cloned, trial).result()
         except WritesCaller as found:
             small = {s for s, at in storages.items() if samples[at[0]].untyped_storage().nbytes() <= SMALL}
             cloned = {found.storage, *small} if not cloned else set(storages)
@@ -85,13 +96,15 @@ class Run:
     recorder_type = Recorder
 
     def __init__(
-        self, graph: fx.GraphModule, samples: Sequence[Tensor], storages: dict[int, list[int]], cloned: set[int]
+        self, graph: fx.GraphModule, samples: Sequence[Tensor], storages: dict[int, list[int]], cloned: set[int], trial: int | None
     ) -> None:
         self.module = graph
         self.samples = samples
         foreign = {s: "caller" for s in storages if s not in cloned}
         self.recorder = self.recorder_type(foreign)
         self.inputs = self.copies(storages, cloned)
+        if trial is not None:
+            self.recorder.numbers = Numbers(self.recorder, trial)
 
     def copies(self, storages: dict[int, list[int]], cloned: set[int]) -> list[Tensor]:
         """The tensors to run on: aliases of the samples, those in cloned storages moved to a copy of the storage."""
@@ -122,6 +135,7 @@ class Run:
             recorded = _copied(recorder.graph)
             functionalize(recorder.graph)
         sweep(recorder.graph)
+        gather(recorder.graph)
         return OpGraph(runnable(recorder.constants, recorder.graph), recorded=recorded)
 
     def bind_inputs(self) -> None:
@@ -144,10 +158,15 @@ class Run:
             if node.op == "output":
                 return pytree.tree_leaves(fx.map_arg(node.args[0], values.__getitem__), is_leaf=lambda x: x is None)
             self.recorder.line = node.meta.get("line", "")
-            values[node] = self.call(node, values)
+            values[node] = self.number(node, values) if "number" in node.meta else self.call(node, values)
             for dead in dying.get(node, ()):
                 del values[dead]
         raise AssertionError("a graph without output")
+
+    def number(self, node: fx.Node, values: dict[fx.Node, Any]) -> Any:
+        args = fx.map_arg(tuple(node.args), values.__getitem__)
+        numbers: Any = self.recorder.numbers
+        return numbers.read(args[0], node.meta["number"]) if node.op == "call_method" else numbers.operate(node.target, args, node.meta["number"])
 
     def call(self, node: fx.Node, values: dict[fx.Node, Any]) -> Any:
         args, kwargs = fx.map_arg((tuple(node.args), dict(node.kwargs)), values.__getitem__)

@@ -15,6 +15,7 @@ from torch import Tensor, fx
 from ...errors import UnsupportedError
 from .differentiate import TapeRecorder, check_inputs
 from .functional import functionalize
+from .numbers import gather
 from .opgraph import OpGraph, runnable
 from .retrace import Run, attempts, generators, grad_mode_kept, modes_kept, sweep
 
@@ -51,6 +52,7 @@ class _Taped(Run):
             functionalize(graph)
         _unshare(graph)
         sweep(graph)
+        gather(graph)
         return OpGraph(runnable(recorder.constants, graph))
 
 

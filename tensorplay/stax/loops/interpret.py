@@ -130,7 +130,7 @@ def leave(loops: Loops, inputs: Sequence[torch.Tensor], memory: Memory, pending:
             whole = out.size == tuple(t.shape) and out.stride == tuple(t.stride()) and out.offset == 0
             outputs.append(t if whole else t.as_strided(out.size, out.stride, t.storage_offset() + out.offset))
         else:
-            outputs.append(at_ref(memory, out))
+            outputs.append(refer(out, memory))
     return outputs
 
 
@@ -163,7 +163,7 @@ def run_extern(node: Extern, memory: Memory) -> None:
 
 def refer(x: Any, memory: Memory) -> Any:
     if isinstance(x, Ref):
-        return at_ref(memory, x)
+        return at_ref(memory, x).item() if x.number else at_ref(memory, x)
     if isinstance(x, (tuple, list)):
         return type(x)(refer(y, memory) for y in x)
     return x

@@ -10,16 +10,18 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import torch
 from torch import fx
 
 from ...errors import NeedsDataError, UnsupportedError
-from ..expr import loads
+from ..expr import integer, loads
 from ..joint.opgraph import OpGraph
-from ..ops.lowered import Lowered, apart, broadcast, compute, known, to
+from ..ops.lowered import Lowered, Read, apart, broadcast, compute, known, reindex, to
+from ..ops.numbers import NUMBER
+from ..ops.pointwise import VARYING
 from ..ops.row import Row
 from ..ops.table import Library, Refuse, find
 from .nodes import Buffer, Extern, Loops, Ref, Spec, dense
@@ -150,6 +152,10 @@ class _Lowering:
             self._settle(node, self.env[source][k], node.meta["spec"])  # type: ignore[index]
             return
         specs = node.meta["spec"]
+        if node.target is NUMBER:
+            values = self.env[node.args[0]][0] if isinstance(self.env[node.args[0]], tuple) else self.env[node.args[0]]  # type: ignore[index]
+            self.env[node] = Read((), values.dtype, reindex(values, (), (integer(node.args[1]),)).body)  # type: ignore[arg-type]
+            return
         if node.target is torch.ops.aten.copy_.default:
             self._copy(node)
             return
@@ -190,6 +196,8 @@ class _Lowering:
             self._settle(node, named(result[0], origins), flat[0])
 
     def _acceptable(self, node: fx.Node, row: Row, tensors: Sequence[Lowered], specs: Sequence[Spec | None]) -> None:
+        if node.target.overloadpacket not in VARYING and any(isinstance(x, Read) for x in tensors):  # type: ignore[union-attr]
+            raise Refuse("a number that is read from a tensor")
         for spec in specs:
             if spec is not None and spec.device.type not in _DEVICES:
                 raise Refuse(f"device {spec.device}")
@@ -253,6 +261,8 @@ class _Lowering:
             x = self.env[tree]
             if not isinstance(x, Lowered):
                 raise UnsupportedError(f"{tree.name} is no tensor{_where(tree)}")
+            if isinstance(x, Read):
+                return replace(self.cx.ref(x), number=True)
             spec: Spec = tree.meta["spec"]
             self.cx.device = spec.device
             return self.cx.ref(x, spec.stride)
@@ -295,6 +305,8 @@ class _Lowering:
             return x
         if self.env[x] is None:
             return None
+        if isinstance(self.env[x], Read):
+            return self._refs(x)
         spec, root = x.meta["spec"], self._root(x)
         if not isinstance(spec, Spec):
             raise UnsupportedError(f"output {x.name} is no tensor")

@@ -99,6 +99,7 @@ class Ref:
     size: tuple[int, ...]
     stride: tuple[int, ...]
     offset: int = 0  # elements from the buffer's pointer
+    number: bool = False  # the one element as a Python number
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ import ast
 import io
 import struct
 import tokenize
+from dataclasses import replace
 from typing import Any, NoReturn
 
 import torch
@@ -161,6 +162,8 @@ def _argument(node: Any, buffers: dict[str, Buffer]) -> Any:
             return Ref(name, *_layout(layout))
         case ast.Subscript(value=ast.BinOp(left=ast.Name(id=name), right=ast.Constant(value=k)), slice=layout):
             return Ref(name, *_layout(layout), k)
+        case ast.Call(func=ast.Name(id="number"), args=[x]):
+            return replace(_argument(x, buffers), number=True)
         case ast.Tuple(elts=items):
             return tuple(_argument(x, buffers) for x in items)
         case ast.List(elts=items):

@@ -21,6 +21,7 @@ import math
 import struct
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -130,6 +131,8 @@ def _extern(node: Extern, buffers: dict[str, Buffer]) -> list[str]:
 
 def _argument(x: Any, buffers: dict[str, Buffer]) -> str:
     match x:
+        case Ref(number=True):
+            return f"number({_argument(replace(x, number=False), buffers)})"
         case Ref():
             b = buffers.get(x.buffer)
             if b is not None and (x.size, x.stride, x.offset) == (b.size, b.stride, 0):

@@ -11,7 +11,7 @@ import torch
 
 from ..expr import affine, value
 from . import scalar as s
-from .lowered import Lowered, apart, compute, point, to
+from .lowered import Lowered, Read, apart, compute, convert, point, to
 from .row import Library, Refuse, declare
 from .scalar import Scalar, where
 
@@ -56,6 +56,8 @@ def _scalar_tensor(cx: Any, number: Any, **__: Any) -> Lowered:
 
 
 def _number(cx: Any, number: Any) -> Lowered:
+    if isinstance(number, Read) and cx.spec.dtype.is_floating_point:
+        return Lowered(cx.spec.size, cx.spec.dtype, convert(number.body, number.dtype, cx.spec.dtype))
     if isinstance(number, Lowered):
         raise Library("fill value is a tensor")
     if cx.spec.dtype == torch.bool:

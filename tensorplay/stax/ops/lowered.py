@@ -34,6 +34,11 @@ class Lowered:
         return numel(self.size)
 
 
+@dataclass(frozen=True, slots=True)
+class Read(Lowered):
+    """A Python number that lies in memory, a float64 or an int64: to a promotion it brings its kind only."""
+
+
 def numel(size: Iterable[int]) -> int:
     n = 1
     for s in size:
@@ -126,7 +131,9 @@ def promote(operands: Iterable[Lowered | Number]) -> torch.dtype:
     """
     levels: list[torch.dtype | None] = [None, None, None]
     for x in operands:
-        if isinstance(x, Lowered):
+        if isinstance(x, Read):
+            level, dtype = 2, torch.int64 if x.dtype == torch.int64 else torch.get_default_dtype()
+        elif isinstance(x, Lowered):
             level, dtype = (0 if x.size else 1), x.dtype
         else:
             level, dtype = 2, number_dtype(x)

@@ -22,12 +22,19 @@ import torch
 
 from ..expr import cast
 from . import scalar as s
-from .lowered import Lowered, compute, convert, promote, to
+from .lowered import Lowered, Read, compute, convert, promote, to
 from .row import Library, Operator, Refuse, declare
 from .scalar import Scalar, where
 
 aten = torch.ops.aten
 SAME, FLOAT, TRUTH = "same", "float", "truth"
+
+# their rows take numbers that are read from tensors
+VARYING = frozenset(
+    getattr(aten, name)
+    for name in """add sub rsub mul div pow addcmul addcdiv lerp clamp clamp_min clamp_max masked_fill where eq ne lt le gt ge
+    fill full full_like new_full scalar_tensor remainder fmod floor_divide copysign""".split()
+)
 
 
 def define(operator: Operator | tuple[Operator, ...], formula: Callable[..., Scalar], result: str = SAME) -> None:
@@ -61,13 +68,23 @@ def apply(
     size, dtype = spec.size, compute(common)
     xs = []
     for x in operands:
-        if isinstance(x, Lowered):
+        if isinstance(x, Read):
+            xs.append(_read(x, dtype))
+        elif isinstance(x, Lowered):
             xs.append(Scalar(convert(cx.expanded(x, size).body, x.dtype, common)))
         else:
             xs.append(x)
-    y = formula(*xs, *rest, **(kwargs or {}))
+    rest = tuple([_read(x, dtype) if isinstance(x, Read) else x for x in rest])
+    kwargs = {k: _read(x, dtype) if isinstance(x, Read) else x for k, x in (kwargs or {}).items()}
+    y = formula(*xs, *rest, **kwargs)
     body = y.expr if type(y) is Scalar else s.literal(y, dtype)
     return Lowered(size, spec.dtype, body if body.dtype == compute(spec.dtype) else cast(body, compute(spec.dtype)))
+
+
+def _read(x: Read, dtype: torch.dtype) -> Scalar:
+    if dtype == torch.bool or (x.dtype.is_floating_point and not dtype.is_floating_point):
+        raise Refuse(f"a number of {x.dtype} as {dtype}")
+    return Scalar(cast(x.body, dtype))
 
 
 def floats(formula: Callable[..., Any]) -> Callable[..., Any]:
@@ -278,12 +295,15 @@ define(aten.heaviside, lambda x, y: where(s.eq(x, 0), y, (x > 0).to(x.dtype)))
 def _where(cx: Any, condition: Lowered, x: Any, y: Any) -> Lowered:
     test = Scalar(cx.expanded(condition, cx.spec.size).body)
     common = promote((x, y))
+    x, y = (Lowered((), common, convert(v.body, v.dtype, common)) if isinstance(v, Read) else v for v in (x, y))
     return apply(cx, lambda a, b: where(truth(test), s.scalar(a, compute(common)), b), (x, y))
 
 
 @declare("pointwise", aten.masked_fill.Scalar, aten.masked_fill.Tensor)
 def _masked_fill(cx: Any, x: Lowered, mask: Lowered, value: Any) -> Lowered:
-    if isinstance(value, Lowered):
+    if isinstance(value, Read):
+        value = _read(value, compute(x.dtype)).to(x.dtype).to(compute(x.dtype))
+    elif isinstance(value, Lowered):
         value = Scalar(cx.expanded(to(value, x.dtype), cx.spec.size).body)
     elif x.dtype == torch.bool:
         value = bool(value)
@@ -527,6 +547,8 @@ def _copy(cx: Any, x: Lowered, src: Lowered, non_blocking: bool = False) -> Lowe
 
 @declare("pointwise", aten.fill.Scalar, aten.fill.Tensor)
 def _fill(cx: Any, x: Lowered, value: Any) -> Lowered:
+    if isinstance(value, Read) and not x.dtype.is_floating_point:
+        raise Refuse("a number that is read from a tensor, as an integer")
     if isinstance(value, Lowered):
         return cx.expanded(to(value, x.dtype), x.size)
     return Lowered(x.size, x.dtype, s.literal(value, compute(x.dtype)))

@@ -14,7 +14,7 @@ import math
 import re
 import textwrap
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -155,7 +155,7 @@ class Emit:
     def literal(self, value: Any) -> str:
         """An argument or a result as text."""
         if isinstance(value, Ref):
-            return self.view(value, TAKEN)
+            return f"{self.view(replace(value, number=False), TAKEN)}.item()" if value.number else self.view(value, TAKEN)
         if value is None or type(value) in (bool, int, str):
             return repr(value)
         if type(value) is float:
@@ -278,7 +278,7 @@ class Emit:
         return self.bind(re.sub(r"\W", "_", str(target)), call)
 
     def result(self, position: int, value: Any) -> str:
-        if not isinstance(value, Ref):
+        if not isinstance(value, Ref) or value.number:
             return self.literal(value)
         if value.buffer in self.plan.memory.arena:
             raise UnsupportedError(f"memory plan: {value.buffer} is returned and cannot live in the arena")

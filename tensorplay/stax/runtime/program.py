@@ -105,7 +105,7 @@ def retry(graph: fx.GraphModule | None, source: Source) -> Callable[[CheckFailed
     """After a failed check: eager runs on the same inputs, so that it raises its own exception, or gives its answer."""
 
     def eager(failed: CheckFailed, inputs: tuple) -> Any:
-        message, origin = "a library operator's result has another shape", ""
+        message, origin = failed.message, ""
         if failed.segment is not None and 0 < failed.code <= len(source.checks):
             check = source.checks[failed.code - 1]
             message, origin = check.message, check.origin

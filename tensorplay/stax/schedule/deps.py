@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 
 from ..expr import Expr, linear, load, loads, postorder
 from ..loops.nodes import Buffer, Compute, Extern, Loops, Node, Pointwise, Reduction, Ref, Scan, row_major
+from ..ops.numbers import NUMBERS
 
 # Integer atoms that fail on a zero divisor; reads at an index from memory fail outside its range.
 DIVISIONS = frozenset({"div_floor", "div_trunc", "remainder", "fmod"})
@@ -122,7 +123,7 @@ def live(nodes: Sequence[Node], outputs: tuple, inputs: frozenset[str]) -> list[
 def walk(node: Node) -> Walked:
     """One look at every expression of a node."""
     if isinstance(node, Extern):
-        return Walked(node, (), node.reads, False)
+        return Walked(node, (), node.reads, node.target is NUMBERS)
     found, fails = [], False
     for e in postorder(node.loop.body, *node.at):
         if e.op == "load":
