@@ -49,6 +49,35 @@ def test_hot_functions_stay_within_their_ulps(tier, name, bound):
     assert torch.equal(got.signbit()[got == 0], want.signbit()[got == 0])
 
 
+NARROW = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.float16, torch.bfloat16, torch.float32)
+
+
+@pytest.mark.parametrize("tier", tiers())
+def test_conversions_between_elements_of_every_width(tier):
+    """On as many lanes as 4-byte elements have, and as 8-byte elements have; integers wrap."""
+    for dtypes in (NARROW, (*NARROW, torch.int64, torch.float64)):
+        for source in dtypes:
+            whole = torch.arange(-131, 200)
+            x = (whole.clamp(-127, 127) if source.is_floating_point else whole * 12_345_677).to(source)
+
+            def f(x, dtypes=dtypes):
+                return [x.to(d) for d in dtypes if not x.is_floating_point() or d is not torch.uint8]
+
+            for got, want in zip(on(tier, f)(x), f(x), strict=True):
+                assert got.dtype is want.dtype and torch.equal(got, want), (source, want.dtype)
+
+
+@pytest.mark.parametrize("tier", tiers())
+def test_what_is_stored_and_read_again_is_rounded_once(tier):
+    def f(x, y):
+        z = (x * 1.1 + y).to(torch.bfloat16)
+        return z, z.float() * 3, (z * y).to(torch.bfloat16)
+
+    args = floats(50021), floats(50021).flip(0).nan_to_num(1.0, 2.0, -2.0)
+    for got, want in zip(on(tier, f)(*args), f(*args), strict=True):
+        same(got, want, torch.int32 if want.dtype is torch.float32 else torch.int16)
+
+
 @pytest.mark.parametrize("tier", tiers())
 def test_extremes_keep_nan_and_the_sign_that_eager_keeps(tier):
     special = torch.tensor([0.0, -0.0, 1.0, -1.0, float("inf"), -float("inf"), float("nan"), 1e-45, 3e38])

@@ -498,7 +498,9 @@ def _width(ctype: str) -> int:
 def unrounded(e: Expr, dtype: torch.dtype) -> Expr:
     """What is handed to a store of `dtype`, which rounds."""
     value = cast(e, dtype)
-    return value.args[0] if value.op == "cast" and dtype in HALF and value.args[0].dtype is torch.float32 else value
+    while dtype in HALF and value.op == "cast" and value.args[0].dtype in (torch.float32, dtype):
+        value = value.args[0]
+    return value
 
 
 def indirect(x: Expr) -> list[Expr]:

@@ -33,7 +33,7 @@ def tiles(w: Writer) -> None:
         opened.append((inner, f"for (i64 low = 0; low < {size}; low += {width}) {{", "}"))
     else:
         block = Block(w.root)
-        opened = [(block, f"parallel({w.limit()}, {rows * count}, [&](int, i64 begin, i64 end) {{", "});")]
+        opened = [(block, f"parallel({w.limit()}, {rows * count}, [=](int, i64 begin, i64 end) INLINE {{", "});")]
         inner = Block(block, frozenset(outer))
         opened.append((inner, "for (i64 t = begin; t < end; t++) {", "}"))
         step = rows

@@ -95,7 +95,7 @@ def launch(members: tuple[Kernel, ...], plan: Plan, target: Target, unit: Unit, 
         inner = f"{name}({', '.join([*arguments, *bounds])});"
         lines.append(f"    part(begin, end, {low}, {low + f.parts}, [&](i64 b, i64 e) INLINE {{ {inner} }});")
         low += f.parts
-    line = "\n".join([f"parallel({threads}, {total}, [&](int, i64 begin, i64 end) {{", *lines, "  });"])
+    line = "\n".join([f"parallel({threads}, {total}, [=](int, i64 begin, i64 end) INLINE {{", *lines, "  });"])
     return "\n".join([*texts.values(), f"// one launch of {len(members)} kernels\n{line}"]), line
 
 

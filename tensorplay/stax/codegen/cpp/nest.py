@@ -86,7 +86,7 @@ def write(w: Writer) -> Function:
     arguments = [f"{t}{p}" for t, p in zip(types, body.arguments.values(), strict=True)]
     lines = [*w.prologue(), *w.root.lines]
     if body.checks:
-        lines = ["int code = 0;", *lines, "return code;"]
+        lines = ["int status = 0, *const code = &status;", *lines, "return status;"]
     tail = ["i64 low", "i64 high"] if w.flat else ["i64 begin", "i64 end"] if w.share else ["int threads"]
     return Function(
         f"({', '.join([*arguments, *tail])})",

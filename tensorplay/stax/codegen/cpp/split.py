@@ -60,7 +60,7 @@ def split(w: Writer) -> None:
             keep = functools.partial(keep_partial, parts={id(f): name for f, name in zip(folds, parts, strict=True)})
             row_pass(w, block, p, folds, stores, [], bounds, keep)
         w.finish(opened)
-        chunk.close(f"parallel(chunks, {count}, [&](int chunk, i64 begin, i64 end) {{", "});")
+        chunk.close(f"parallel(chunks, {count}, [&](int chunk, i64 begin, i64 end) INLINE {{", "});")
         meet(w, root, folds, parts, rows)
     split_stores(w)
 

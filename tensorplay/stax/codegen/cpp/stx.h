@@ -51,13 +51,17 @@ int omp_get_num_threads(void);
 }
 // f(chunk, begin, end) for `chunks` fixed parts of [0, n): the result does not depend on who runs a part.
 template <class F> static void parallel(int chunks, i64 n, F f) {
-  if (chunks > n) chunks = (int)n;
-  if (chunks <= 1) return f(0, (i64)0, n);
-  struct Team { F &f; i64 n; int chunks; } team{f, n, chunks};
-  GOMP_parallel([](void *p) {
-    Team &t = *(Team *)p;
-    for (int c = omp_get_thread_num(), k = omp_get_num_threads(); c < t.chunks; c += k) t.f(c, t.n * c / t.chunks, t.n * (c + 1) / t.chunks);
-  }, &team, chunks, 0);
+  struct Team {
+    F f;
+    i64 n;
+    int chunks;
+    __attribute__((noinline)) void run(int c, int step) const {
+      const F own = f;  // in registers: nothing that is stored can change it
+      for (; c < chunks; c += step) own(c, n * c / chunks, n * (c + 1) / chunks);
+    }
+  } team{f, n, chunks < n ? chunks : (int)n};
+  if (team.chunks <= 1) return team.chunks = 1, team.run(0, 1);
+  GOMP_parallel([](void *p) { ((Team *)p)->run(omp_get_thread_num(), omp_get_num_threads()); }, &team, team.chunks, 0);
 }
 // f over those of the parts low .. high - 1, counted from 0, that lie in [begin, end): one kernel's share of a launch
 template <class F> FI void part(i64 begin, i64 end, i64 low, i64 high, F f) {
@@ -66,6 +70,6 @@ template <class F> FI void part(i64 begin, i64 end, i64 low, i64 high, F f) {
 }
 FI i64 upto(i64 x, i64 limit) { return x < limit ? x : limit; }
 FI int at_most(int threads, int limit) { return threads < limit ? threads : limit; }
-FI void fail(int &code, int check) { __atomic_store_n(&code, check, __ATOMIC_RELAXED); }
+FI void fail(int *code, int check) { __atomic_store_n(code, check, __ATOMIC_RELAXED); }
 
 }  // namespace stx

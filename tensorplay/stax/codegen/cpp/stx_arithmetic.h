@@ -7,12 +7,12 @@ template <class T, class V> FI auto cast(V x) {
   constexpr int N = lanes<V>;
   if constexpr (same<T, S>) return x;
   else if constexpr (is_float<S> && sizeof(T) == 1 && !is_float<T> && sizeof(S) == 8)
-    return __builtin_convertvector(__builtin_convertvector(x, vec<i64, N>), vec<T, N>);
+    return convert<vec<T, N>>(convert<vec<i64, N>>(x));
   else if constexpr (is_float<S> && !is_float<T> && sizeof(T) < 4)
-    return __builtin_convertvector(__builtin_convertvector(x, vec<i32, N>), vec<T, N>);
+    return convert<vec<T, N>>(convert<vec<i32, N>>(x));
   else if constexpr (is_float<T> && sizeof(S) < 4)
-    return __builtin_convertvector(__builtin_convertvector(x, vec<i32, N>), vec<T, N>);
-  else return __builtin_convertvector(x, vec<T, N>);
+    return convert<vec<T, N>>(convert<vec<i32, N>>(x));
+  else return convert<vec<T, N>>(x);
 }
 template <class T, class V> FI T cast_lane(V x) {  // one element
   if constexpr (is_float<V> && !is_float<T> && sizeof(T) == 1 && sizeof(V) == 8) return (T)(i64)x;
@@ -24,7 +24,7 @@ template <class T, class M> FI vec<T, lanes<M>> from_mask(M m) {
   typedef vec<T, lanes<M>> V;
   return bits<V>(widen<ints<V>>(m) & bits<ints<V>>(all_of<V>((T)1)));
 }
-template <class V> FI V round_bf16(V x) { return bits<V>(bf16_bits(x) << 16); }
+template <class V> FI V round_bf16(V x) { return bits<V>(bf16_high(x) & 0xffff0000); }
 template <class V> FI V round_f16(V x) { return f16_up<V>(f16_down(x)); }
 FI f32 round_bf16(f32 x) { return round_bf16(vec<f32, 4>{x, 0, 0, 0})[0]; }
 FI f32 round_f16(f32 x) { return round_f16(vec<f32, 4>{x, 0, 0, 0})[0]; }
@@ -43,19 +43,34 @@ FI i8 where(bool m, i8 a, i8 b) { return m ? a : b; }
 FI u8 where(bool m, u8 a, u8 b) { return m ? a : b; }
 FI bool where(bool m, bool a, bool b) { return m ? a : b; }
 
-// a > b ? a : b, and b where they are equal or one is a NaN: one instruction, which GCC does not find on whole registers
-template <class V> FI V greater(V a, V b) {
+// a > b ? a : b, and b where they are equal or one is a NaN: one instruction, which GCC does not find on vectors
 #if defined(__AVX512F__) && !defined(__clang__)
-  if constexpr (sizeof(V) == 64 && same<elem<V>, f32>) return (V)__builtin_ia32_maxps512_mask((vec<f32, 16>)a, (vec<f32, 16>)b, vec<f32, 16>{}, (u16)-1, 4);
-  if constexpr (sizeof(V) == 64 && same<elem<V>, f64>) return (V)__builtin_ia32_maxpd512_mask((vec<f64, 8>)a, (vec<f64, 8>)b, vec<f64, 8>{}, (u8)-1, 4);
+#define STX_EXTREME512(op)                                                                                                  \
+  if constexpr (sizeof(V) == 64 && same<elem<V>, f32>) return (V)__builtin_ia32_##op##ps512_mask((vec<f32, 16>)a, (vec<f32, 16>)b, vec<f32, 16>{}, (u16)-1, 4); \
+  if constexpr (sizeof(V) == 64 && same<elem<V>, f64>) return (V)__builtin_ia32_##op##pd512_mask((vec<f64, 8>)a, (vec<f64, 8>)b, vec<f64, 8>{}, (u8)-1, 4);
+#else
+#define STX_EXTREME512(op)
 #endif
+#if defined(__AVX__) && !defined(__clang__)
+#define STX_EXTREME256(op)                                                                                                  \
+  if constexpr (sizeof(V) == 32 && same<elem<V>, f32>) return (V)__builtin_ia32_##op##ps256((vec<f32, 8>)a, (vec<f32, 8>)b); \
+  if constexpr (sizeof(V) == 32 && same<elem<V>, f64>) return (V)__builtin_ia32_##op##pd256((vec<f64, 4>)a, (vec<f64, 4>)b);
+#else
+#define STX_EXTREME256(op)
+#endif
+#if defined(__SSE2__) && !defined(__clang__)
+#define STX_EXTREME128(op)                                                                                            \
+  if constexpr (sizeof(V) == 16 && same<elem<V>, f32>) return (V)__builtin_ia32_##op##ps((vec<f32, 4>)a, (vec<f32, 4>)b); \
+  if constexpr (sizeof(V) == 16 && same<elem<V>, f64>) return (V)__builtin_ia32_##op##pd((vec<f64, 2>)a, (vec<f64, 2>)b);
+#else
+#define STX_EXTREME128(op)
+#endif
+template <class V> FI V greater(V a, V b) {
+  STX_EXTREME512(max) STX_EXTREME256(max) STX_EXTREME128(max)
   return a > b ? a : b;
 }
 template <class V> FI V lesser(V a, V b) {
-#if defined(__AVX512F__) && !defined(__clang__)
-  if constexpr (sizeof(V) == 64 && same<elem<V>, f32>) return (V)__builtin_ia32_minps512_mask((vec<f32, 16>)a, (vec<f32, 16>)b, vec<f32, 16>{}, (u16)-1, 4);
-  if constexpr (sizeof(V) == 64 && same<elem<V>, f64>) return (V)__builtin_ia32_minpd512_mask((vec<f64, 8>)a, (vec<f64, 8>)b, vec<f64, 8>{}, (u8)-1, 4);
-#endif
+  STX_EXTREME512(min) STX_EXTREME256(min) STX_EXTREME128(min)
   return a < b ? a : b;
 }
 template <class V> FI V clamp_min(V x, V c) { return greater(c, x); }  // keeps a NaN, or a -0, in x

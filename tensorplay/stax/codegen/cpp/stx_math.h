@@ -4,32 +4,33 @@
 // denormals and infinities right. The rest, and double, are the SLEEF functions that libtorch_cpu exports; where
 // there is none for a tier, libm lane by lane.
 
-// exp without its power of two, for -104 <= x <= 88.8 and for a NaN. `shifted` holds the exponent, a whole number, plus
-// R = 1.5 * 2^23: adding and subtracting R rounds to the nearest integer, and its last bits are that integer.
-constexpr f32 R = 12582912.f;
-template <class V> FI V exp_reduced(V x, V &shifted) {
-  shifted = mad(x, 1.44269504f, all_of<V>(R));
-  V n = shifted - R;
+// exp without its power of two n, for -104 <= x <= 88.8 and for a NaN. Adding and subtracting R = 1.5 * 2^23 + bias rounds to
+// the nearest integer, and the last bits of `shifted`, the sum, are n + bias.
+template <int bias, class V> FI V exp_reduced(V x, V &n, ints<V> &shifted) {
+  const f32 R = 12582912.f + bias;
+  V sum = mad(x, 1.44269504f, all_of<V>(R));
+  shifted = bits<ints<V>>(sum);
+  n = sum - R;
   V r = mad(n, -0.693359375f, x);
   r = mad(n, 2.12194440e-4f, r);
-  V p = mad(all_of<V>(1.38419088e-3f), r, 8.37333966e-3f);
-  p = mad(p, r, 4.16695364e-2f);
-  p = mad(p, r, 1.66664720e-1f);
-  p = mad(p, r, 4.99999851e-1f);
-  return mad(p * r, r, r) + 1.f;
+  V z = r * r, low = mad(all_of<V>(1.66664720e-1f), r, 4.99999851e-1f), high = mad(all_of<V>(8.37333966e-3f), r, 4.16695364e-2f);
+  V p = mad(mad(z, 1.38419088e-3f, high), z, low);
+  return mad(p, z, r) + 1.f;
 }
 template <class V> FI V exp_f32(V x) {
-  V shifted, p = exp_reduced(clamp_max(clamp_min(x, all_of<V>(-104.f)), all_of<V>(88.8f)), shifted);  // a NaN passes
+  V n;
+  ints<V> k;
+  V p = exp_reduced<254>(clamp_max(clamp_min(x, all_of<V>(-104.f)), all_of<V>(88.8f)), n, k);  // a NaN passes
 #if defined(__AVX512F__) && !defined(__clang__)
-  if constexpr (sizeof(V) == 64) return (V)__builtin_ia32_scalefps512_mask((vec<f32, 16>)p, (vec<f32, 16>)(shifted - R), vec<f32, 16>{}, (u16)-1, 4);
+  if constexpr (sizeof(V) == 64) return (V)__builtin_ia32_scalefps512_mask((vec<f32, 16>)p, (vec<f32, 16>)n, vec<f32, 16>{}, (u16)-1, 4);
 #endif
-  typedef ints<V> I;
-  I k = bits<I>(shifted) - bits<I>(all_of<V>(R)), k1 = k >> 1;  // two factors: exact for denormals, infinite on overflow
-  return p * bits<V>((k1 + 127) << 23) * bits<V>((k - k1 + 127) << 23);
+  return p * bits<V>((k >> 1) << 23) * bits<V>((k - (k >> 1)) << 23);  // two factors: exact for denormals, infinite on overflow
 }
 template <class V> FI V exp_below(V x) {  // exp of x <= 0 where 2^-28 is as good as nothing
-  V shifted, p = exp_reduced(clamp_min(x, all_of<V>(-20.f)), shifted);
-  return p * bits<V>((bits<ints<V>>(shifted) - bits<ints<V>>(all_of<V>(R)) + 127) << 23);
+  V n;
+  ints<V> k;
+  V p = exp_reduced<127>(clamp_min(x, all_of<V>(-20.f)), n, k);
+  return p * bits<V>(k << 23);
 }
 template <class V> FI V log_f32(V x) {
   typedef ints<V> I;
@@ -59,13 +60,15 @@ template <class V> FI V tanh_f32(V x) {
   p = mad(p, z, -5.37397155531e-2f);
   p = mad(p, z, 1.33314422036e-1f);
   p = mad(p, z, -3.33332819422e-1f);
-  V small = mad(p * z, x, x), big = 1.f - 2.f / (exp_f32(a + a) + 1.f);
+  V e = exp_below(-2.f * a), small = mad(p * z, x, x), big = 1.f - (e + e) / (e + 1.f);
   return copysign(a < 0.625f ? small : big, x);  // also of -0
 }
-#if defined(__AVX512F__) && !defined(__clang__)
-// erf(t) / t on [k / 4, (k + 1) / 4), k < 16, in powers of the distance from the middle: a row a coefficient, the first
-// in two parts; minimax in float64. erf(4) is 1.
-static const f32 ERF[7][16] __attribute__((aligned(64))) = {
+#if defined(__AVX2__) && !defined(__clang__)
+// erf(t) / t on [k S, (k + 1) S), k S < 4, S = ERF_STEP, in powers of the distance from the middle: a row a coefficient, the first in two
+// parts; minimax in float64. A row is a register. erf(4) is 1.
+#if defined(__AVX512F__)
+constexpr f32 ERF_STEP = 0.25f;
+static const f32 ERF[][16] __attribute__((aligned(64))) = {
     {1.1225296f, 1.0776451f, 0.9971854f, 0.8960858f, 0.78967845f, 0.68957824f, 0.6021192f, 0.5290614f,
      0.46933928f, 0.42072296f, 0.38087416f, 0.34780943f, 0.31999683f, 0.29629576f, 0.27586198f, 0.2580645f},
     {9.578518e-9f, 2.7286003e-8f, 3.4437355e-9f, -1.2600697e-8f, -2.4511326e-8f, 2.6806124e-10f, 1.2892313e-8f, -1.34616505e-8f,
@@ -81,21 +84,38 @@ static const f32 ERF[7][16] __attribute__((aligned(64))) = {
     {-0.01944398f, -0.04620161f, -0.04641987f, -0.025504148f, -6.502599e-4f, 0.014384435f, 0.016899299f, 0.012043902f,
      5.9129638e-3f, 1.6779877e-3f, -3.0559232e-4f, -8.6370483e-4f, -8.1475574e-4f, -6.128946e-4f, -4.2739089e-4f, -2.9317444e-4f},
 };
-FI vec<f32, 16> erf_table(vec<f32, 16> x) {
-  typedef vec<f32, 16> V;
-  const f32 M = 3145728.f;  // 1.5 * 2^21: adding it rounds to quarters, and its last bits count them
-  V t = clamp_max(abs(x), all_of<V>(3.9999998f)), s = t - 0.125f, m = s + M, r = s - (m - M);
-  auto row = [&](int c) INLINE { return __builtin_shuffle(*(const V *)ERF[c], bits<vec<i32, 16>>(m)); };
-  V q = mad(row(6), r, row(5));
-  q = mad(q, r, row(4));
-  q = mad(q, r, row(3));
-  q = mad(q, r, row(2));
-  return copysign(mad(t, row(0), t * mad(q, r, row(1))), x);
+#else
+constexpr f32 ERF_STEP = 0.5f;
+static const f32 ERF[][8] __attribute__((aligned(32))) = {
+    {1.1053056f, 0.9482075f, 0.7383201f, 0.5638124f, 0.44379434f, 0.36359978f, 0.30769098f, 0.26666665f},
+    {6.7891532e-9f, 1.4187986e-8f, -9.1712735e-9f, 7.969369e-9f, 7.917725e-9f, -3.3682626e-9f, 5.8057488e-9f, -1.4444029e-8f},
+    {-0.18116549f, -0.4070351f, -0.4014393f, -0.2920214f, -0.19406754f, -0.1320049f, -0.09466517f, -0.07111087f},
+    {-0.33535084f, -0.100217596f, 0.08463f, 0.11409442f, 0.07910997f, 0.047415502f, 0.029098552f, 0.018962016f},
+    {0.10469183f, 0.16932423f, 0.06634178f, -0.013673194f, -0.02550782f, -0.016239464f, -0.008893189f, -5.0543468e-3f},
+    {0.08901327f, -0.024855888f, -0.057976454f, -0.019676419f, 2.8525188e-3f, 4.7206813e-3f, 2.6483487e-3f, 1.3441541e-3f},
+    {-0.034970503f, -0.037270643f, 8.0860555e-3f, 0.014861975f, 3.5717622e-3f, -6.746595e-4f, -7.171219e-4f, -3.556564e-4f},
+    {-0.017932652f, 0.014155194f, 9.981724e-3f, -3.3128646e-3f, -2.8161814e-3f, -3.6162316e-4f, 1.3604386e-4f, 8.927579e-5f},
+};
+#endif
+template <class V> FI V erf_table(V x) {
+  const f32 M = 12582912.f * ERF_STEP;  // 1.5 * 2^23 S: adding it rounds to multiples of S, and its last bits count them
+  V t = clamp_max(abs(x), all_of<V>(3.9999998f)), s = t - ERF_STEP / 2, m = s + M, r = s - (m - M);
+  auto row = [&](int c) INLINE {
+#if defined(__AVX512F__)
+    return __builtin_shuffle(*(const V *)ERF[c], bits<ints<V>>(m));
+#else
+    return (V)__builtin_ia32_permvarsf256(*(const vec<f32, 8> *)ERF[c], bits<vec<i32, 8>>(m));
+#endif
+  };
+  constexpr int last = sizeof ERF / sizeof ERF[0] - 1;
+  V q = row(last);
+  UNROLL for (int c = last - 1; c; c--) q = mad(q, r, row(c));
+  return copysign(mad(t, row(0), t * q), x);
 }
 #endif
 template <class V> FI V erf_f32(V x) {  // two minimax polynomials, after N. Juffa
-#if defined(__AVX512F__) && !defined(__clang__)
-  if constexpr (sizeof(V) == 64) return (V)erf_table((vec<f32, 16>)x);
+#if defined(__AVX2__) && !defined(__clang__)
+  if constexpr (sizeof(V) == BYTES) return erf_table(x);
 #endif
   V t = abs(x), s = x * x;
   V r = mad(all_of<V>(-1.72853470e-5f), t, 3.83197126e-4f), u = mad(all_of<V>(-3.88396438e-3f), t, 2.42546219e-2f);

@@ -8,12 +8,12 @@ template <class V> FI V bf16_up(vec<u16, lanes<V>> h) {
 #if defined(__AVX512F__) && !defined(__clang__)  // GCC widens to a whole register in two halves
   if constexpr (lanes<V> == 16) return bits<V>(__builtin_ia32_pmovzxwd512_mask(bits<vec<i16, 16>>(h), vec<i32, 16>{}, (u16)-1) << 16);
 #endif
-  return bits<V>(__builtin_convertvector(h, vec<u32, lanes<V>>) << 16);
+  return bits<V>(convert<vec<u32, lanes<V>>>(h) << 16);
 }
-template <class V> FI vec<u32, lanes<V>> bf16_bits(V x) {  // to nearest even; NaN stays NaN
+template <class V> FI vec<u32, lanes<V>> bf16_high(V x) {  // to nearest even in the upper half; a NaN is all ones, as eager's
   typedef vec<u32, lanes<V>> U;
-  U u = bits<U>(x), r = (u + 0x7fff + ((u >> 16) & 1)) >> 16;
-  return x == x ? r : U{} + 0x7fc0;
+  U u = bits<U>(x);
+  return (u + 0x7fff + ((u >> 16) & 1)) | bits<U>(x != x);
 }
 template <class V> FI V f16_up(vec<u16, lanes<V>> h) {
 #if defined(__F16C__) && !defined(__clang__)
@@ -57,7 +57,7 @@ template <int N, class T> FI void storeu(T *p, vec<T, N> v) { *(typename Vec<T, 
 template <int N, class T> FI auto load(const T *p) {
   if constexpr (same<T, bf16>) return bf16_up<vec<f32, N>>(loadu<N>((const u16 *)p));
   else if constexpr (same<T, f16>) return f16_up<vec<f32, N>>(loadu<N>((const u16 *)p));
-  else if constexpr (same<T, b1>) return flags(loadu<N>((const i8 *)p) != 0);
+  else if constexpr (same<T, b1>) return convert<mask<N>>(loadu<N>((const i8 *)p)) != 0;
   else return loadu<N>(p);
 }
 #if defined(__AVX512BW__) && !defined(__clang__)
@@ -72,7 +72,8 @@ FI vec<i16, 16> bf16_down(vec<f32, 16> x) {
   return h.low;
 }
 #endif
-template <int N> FI void store_bf16(u16 *p, vec<u32, N> r) {
+template <int N> FI void store_bf16(u16 *p, vec<u32, N> high) {
+  const vec<u32, N> r = high >> 16;
 #if defined(__AVX2__) && !defined(__AVX512F__) && !defined(__clang__)  // GCC narrows with a storm of shuffles
   if constexpr (N == 8) {
     typedef vec<i32, 4> Q;
@@ -87,9 +88,9 @@ template <int N, class T, class V> FI void store(T *p, V v) {
   if constexpr (same<T, bf16> && N == 16) return storeu<16>((i16 *)p, bf16_down(v));
   else
 #endif
-  if constexpr (same<T, bf16>) store_bf16<N>((u16 *)p, bf16_bits(v));
+  if constexpr (same<T, bf16>) store_bf16<N>((u16 *)p, bf16_high(v));
   else if constexpr (same<T, f16>) storeu<N>((u16 *)p, f16_down(v));
-  else if constexpr (same<T, b1>) storeu<N>((i8 *)p, __builtin_convertvector(v & 1, vec<i8, N>));
+  else if constexpr (same<T, b1>) storeu<N>((i8 *)p, convert<vec<i8, N>>(v & 1));
   else storeu<N>(p, v);
 }
 
@@ -116,7 +117,7 @@ FI f32 get(const bf16 *p) { return bits<f32>((u32)p->b << 16); }
 FI f32 get(const f16 *p) { return f16_up<vec<f32, 4>>(vec<u16, 4>{p->b, 0, 0, 0})[0]; }
 FI bool get(const b1 *p) { return p->b != 0; }
 template <class T> FI void put(T *p, T x) { *p = x; }
-FI void put(bf16 *p, f32 x) { p->b = (u16)bf16_bits(vec<f32, 4>{x, 0, 0, 0})[0]; }
+FI void put(bf16 *p, f32 x) { p->b = (u16)(bf16_high(vec<f32, 4>{x, 0, 0, 0})[0] >> 16); }
 FI void put(f16 *p, f32 x) { p->b = f16_down(vec<f32, 4>{x, 0, 0, 0})[0]; }
 FI void put(b1 *p, bool x) { p->b = x; }
 

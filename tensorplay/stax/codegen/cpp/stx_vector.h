@@ -88,11 +88,43 @@ template <int N, class T> FI vec<T, N> iota(T start, T step) {
   return v * step + start;
 }
 
+// ---- conversion --------------------------------------------------------------------------------------------------
+
+// As __builtin_convertvector. Between a register of integers and narrower ones GCC goes by halves, or lane by lane.
+template <class V, class X> FI V convert(X x) {
+#if defined(__AVX2__) && !defined(__AVX512F__) && !defined(__clang__)
+  typedef vec<char, 16> B;
+  typedef vec<i16, 8> H;
+  typedef vec<i32, 4> Q;
+  constexpr int N = lanes<V>, from = sizeof(elem<X>), to = sizeof(elem<V>);
+  constexpr bool integers = !is_float<elem<X>> && !is_float<elem<V>>, plus = (elem<X>)-1 > 0;
+  if constexpr (integers && from < to && to * N == 32) {
+    Q q = {};
+    if constexpr (sizeof x == 16) q = bits<Q>(x);
+    else if constexpr (sizeof x == 8) q = bits<Q>(vec<i64, 2>{bits<i64>(x), 0});
+    else q[0] = bits<i32>(x);
+#define STX_EXTEND(a, b, name, R) \
+    if constexpr (from == a && to == b) return bits<V>(plus ? __builtin_ia32_pmovzx##name##256((R)q) : __builtin_ia32_pmovsx##name##256((R)q));
+    STX_EXTEND(1, 4, bd, B) STX_EXTEND(2, 4, wd, H) STX_EXTEND(1, 8, bq, B) STX_EXTEND(2, 8, wq, H) STX_EXTEND(4, 8, dq, Q)
+  } else if constexpr (integers && to < from && from * N == 32) {
+    struct { Q low, high; } h = bits<decltype(h)>(x);
+    Q q = h.low;
+    if constexpr (from == 8) q = bits<Q>(__builtin_ia32_shufps(bits<vec<f32, 4>>(q), bits<vec<f32, 4>>(h.high), 0x88));  // even words
+    if constexpr (to < 4) q = bits<Q>(__builtin_ia32_packusdw128(q & ((1 << 8 * (to & 3)) - 1), from == 8 ? q : h.high & ((1 << 8 * (to & 3)) - 1)));
+    if constexpr (to == 1) q = bits<Q>(__builtin_ia32_packuswb128((H)q, (H)q));
+    if constexpr (sizeof(V) == 16) return bits<V>(q);
+    else if constexpr (sizeof(V) == 8) return bits<V>(bits<vec<i64, 2>>(q)[0]);
+    else return bits<V>(q[0]);
+  } else
+#endif
+  return __builtin_convertvector(x, V);
+}
+
 // ---- masks -------------------------------------------------------------------------------------------------------
 
 template <class M, class V> FI M widen(V m) {  // a mask in another element width
   if constexpr (same<M, V>) return m;
-  else return __builtin_convertvector(m, M);
+  else return convert<M>(m);
 }
 template <class V> FI mask<lanes<V>> flags(V m) { return widen<mask<lanes<V>>>(m); }
 template <int N> FI mask<N> active(int n) { return iota<N>((elem<mask<N>>)0, (elem<mask<N>>)1) < (elem<mask<N>>)n; }

@@ -91,7 +91,7 @@ class Writer:
         if self.share:
             self.parts = count
             return "", ""
-        return f"parallel({self.limit()}, {count}, [&](int, i64 begin, i64 end) {{", "});"
+        return f"parallel({self.limit()}, {count}, [=](int, i64 begin, i64 end) INLINE {{", "});"
 
     def limit(self) -> str:
         return limit(self.ns)
