@@ -1,12 +1,11 @@
 """Transformers models with random weights: the captured graph and the rebuilt output equal eager bit for bit."""
 
-import time
-
 import pytest
 import torch
 
 transformers = pytest.importorskip("transformers")
 
+from tensorplay.capture import tracer  # noqa: E402
 from tensorplay.capture.tracer import capture  # noqa: E402
 
 V = {"vocab_size": 512, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
@@ -93,13 +92,11 @@ def test_model(make):
     assert not any(n.op == "call_module" for n in captured.graph.graph.nodes)
 
 
-def test_capture_costs_little_beyond_the_run():
+def test_capture_runs_the_model_once(monkeypatch):
     model, kwargs = _gpt2()
     model.eval()
+    runs = []
+    monkeypatch.setattr(tracer, "_once", lambda *args, once=tracer._once: runs.append(1) or once(*args))
     with torch.no_grad():
         capture(model, (), kwargs)
-        start = time.thread_time()
-        model(**kwargs)
-        middle = time.thread_time()
-        capture(model, (), kwargs)
-        assert time.thread_time() - middle - (middle - start) < 0.6  # 0.14 s measured
+    assert len(runs) == 1

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import math
-import time
 from dataclasses import replace
 
 import pytest
@@ -121,7 +120,6 @@ def test_text_is_linear_and_names_what_is_shared():
     x = X
     for _ in range(2000):
         x = make("add", (x, x), F32)
-    t = time.perf_counter()
     loops = body_of(x, I0, I1)
     text = show(loops)
     assert len(text) < 100 * 2000
@@ -130,7 +128,6 @@ def test_text_is_linear_and_names_what_is_shared():
     for _ in range(2000):
         y = make("exp", (make("add", (y, const(1.0, F32)), F32),), F32)
     assert read(show(body_of(y, I0, I1))) == body_of(y, I0, I1)
-    assert time.perf_counter() - t < 5
     shared = make("mul", (X, X), F32)
     assert show_expr(make("add", (shared, X), F32)) == "t0 = x[128*i0 + i1]; t0 * t0 + t0"
 
