@@ -99,3 +99,24 @@ def test_only_what_streams_from_memory_is_asked_for_ahead():
     text = K(large)[0].source
     assert text.count(" prefetch(") == 2 and text.count("prefetch_out(out0") == 1
     assert "prefetch" not in K(small)[0].source
+
+
+@pytest.mark.parametrize("tier", tiers())
+@pytest.mark.parametrize("size", [(1 << 20,), ((1 << 20) + 37,), (1024, 1000), (1031, 1003)])
+def test_batches_of_narrow_elements_compute_what_single_vectors_do(tier, size):
+    """Loads, then values, then stores: of arrays that are written in place, of masks, indices and kept rows as well."""
+
+    def points(x, y, keep, i, row):
+        x.mul_(0.5)
+        return torch.where(keep, x, y) * 2, (x > y), row[i % 8] + y, x.float() - torch.arange(x.shape[-1])
+
+    def rows(x, y):
+        return x.softmax(-1), (y - y.float().mean(-1, keepdim=True)).half()
+
+    x, y = torch.randn(size).bfloat16(), torch.randn(size).bfloat16()
+    keep, i = torch.rand(size) < 0.5, torch.randint(0, 99, (size[-1],))
+    for f, args in ((points, (x, y, keep, i, torch.randn(8).bfloat16())), (rows, (x, y))):
+        compiled, mine, eager = on(tier, f), [a.clone() for a in args], [a.clone() for a in args]
+        for got, want in zip((*compiled(*mine), *mine), (*f(*eager), *eager), strict=True):
+            torch.testing.assert_close(got, want)
+        assert any("_batch" in k.source for k in K(compiled))

@@ -277,7 +277,7 @@ class Body:
                 return self.checked_index(e, b)
             case "cast":
                 text = self.convert(e, b, vec)
-                plain = text.isidentifier() or e.args[0].op == "const"
+                plain = text.isidentifier() or text.endswith("[u]") or e.args[0].op == "const"
                 return text if plain else self.put(b, text, f"to {TABLE[e.dtype].name}")
             case "masked":
                 op = "where"

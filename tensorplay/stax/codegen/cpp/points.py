@@ -32,7 +32,7 @@ def points(w: Writer) -> None:
         return turned(w, *across)
     if w.serial() or rows >= 64:
         block, opened = w.over(outer, w.serial())
-        lanes_of_points(w, block, "0", str(size), size % w.n == 0)
+        w.write(block, shape.stores, "0", str(size), size)
         return w.finish(opened)
     part = max(PART, math.ceil(size * rows / 256 / PART) * PART)  # at most about 256 parts
     part = min(part, 8 * PART)
@@ -41,13 +41,13 @@ def points(w: Writer) -> None:
     parts_ = math.ceil(size / part)
     if w.share and not outer:
         w.parts, w.flat = parts_, (part, size)
-        return lanes_of_points(w, w.root, "low", "high", False)
+        return w.write(w.root, shape.stores, "low", "high", 1)
     block = Block(w.root)
     w.thread = block
     opened = [(block, *w.region(rows * parts_))]
     if not outer:
         last = f"end * {part}" if size % part == 0 else f"(end < {parts_} ? end * {part} : {size})"
-        lanes_of_points(w, block, f"begin * {part}", last, size % w.n == 0)
+        w.write(block, shape.stores, f"begin * {part}", last, size)
         return w.finish(opened)
     inner = Block(block, frozenset(outer))
     opened.append((inner, "for (i64 t = begin; t < end; t++) {", "}"))
@@ -56,7 +56,7 @@ def points(w: Writer) -> None:
         step //= u.args[1]
         inner.line(f"const i64 {u.name} = t / {parts_ * step}{f' % {u.args[1]}' if u is not outer[0] else ''};")
     inner.line(f"const i64 low = t % {parts_} * {part}, high = low + {part} < {size} ? low + {part} : {size};")
-    lanes_of_points(w, inner, "low", "high", size % w.n == 0)
+    w.write(inner, shape.stores, "low", "high", size)
     w.finish(opened)
 
 
@@ -124,15 +124,8 @@ def turned(w: Writer, u: Expr, loads: list[Expr]) -> None:
         body.kept[e] = (name, f"({u.name} - {u.name}_low) * {pitch} + {v.name} - {v.name}_low")
     row, header = w.loop(tile, u, f"{u.name}_low", f"{u.name}_high")
     opened.append((row, header, "}"))
-    lanes_of_points(w, row, f"{v.name}_low", f"{v.name}_high", v.args[1] % w.n == 0)
+    w.write(row, shape.stores, f"{v.name}_low", f"{v.name}_high", v.args[1])
     w.finish(opened)
-
-
-def lanes_of_points(w: Writer, block: Block, low: str, high: str, even: bool) -> None:
-    inner, header, footer = w.vector_loop(block, low, high, even)
-    w.stores(inner, w.shape.stores)
-    w.stream(inner, w.shape.stores)
-    inner.close(header, footer)
 
 
 def _upper(w: Expr, side: int) -> str:

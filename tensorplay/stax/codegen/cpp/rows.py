@@ -122,6 +122,9 @@ def row_pass(
                 if F.is_sum(f):
                     declare(w, block, f, f"{name}b", unroll, False)
             low, high = "b", "e"
+        if not folds and not keep and p > 1 and bounds is None:
+            w.write(block, stores, low, high, size, ask=False)
+            return w.finish(opened)
         inner, header, footer = w.vector_loop(block, low, high, even, unroll)
         opened.append((inner, header, footer))
     if p == 1 and v is not None and v in shape.rdims and shape.dims:

@@ -94,6 +94,18 @@ template <int N, class T, class V> FI void store(T *p, V v) {
   else storeu<N>(p, v);
 }
 
+// two vectors side by side
+template <int N, class T, class V> FI void store(T *p, V a, V b) {
+#if defined(__AVX2__) && !defined(__AVX512F__) && !defined(__clang__)
+  if constexpr (same<T, bf16> && N == 8) {
+    auto r = __builtin_ia32_packusdw256(bits<vec<i32, 8>>(bf16_high(a) >> 16), bits<vec<i32, 8>>(bf16_high(b) >> 16));
+    return storeu<16>((i16 *)p, bits<vec<i16, 16>>(__builtin_ia32_permdi256(bits<vec<long long, 4>>(r), 0xd8)));
+  }
+#endif
+  store<N>(p, a);
+  store<N>(p + N, b);
+}
+
 // Tails go through the stack, once a loop.
 template <class T> FI void copy(T *to, const T *from, int n) {
   for (int i = 0; i < n; i++) to[i] = from[i];

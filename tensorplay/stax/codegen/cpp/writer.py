@@ -9,12 +9,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from ...expr import Expr, add, coefficient, integer
+from ...expr import Expr, add, coefficient, integer, substitute, var
 from ...schedule.plan import Kernel
 from ..target import Target
 from . import folds as F
 from .body import Block, Body, indirect, unrounded
-from .lanes import narrow, unconditional, walk_values, widest
+from .lanes import narrow, unconditional, value_children, walk_values, widest
 from .shape import Fold, Result, Shape, Store, cycles, lane_score
 
 SERIAL_NS = 20_000  # below it a parallel region costs more than it gains
@@ -22,6 +22,9 @@ PART_NS = 10_000  # the least work of a thread
 STREAM_NS = 200_000  # above it a kernel is taken to stream from memory
 AHEAD = 2048  # bytes that a stream is asked for ahead of its use: further than the hardware looks while it computes
 STREAMS = 16  # that are asked for
+LINE = 64  # bytes of a line of the caches
+BATCH = 8  # vectors that a batch loads at most, and ...
+BATCH_CYCLES = 160  # ... how long it may take: beyond, its code is long and its values overlap anyway
 
 Opened = list[tuple[Block, str, str]]  # blocks that are being written, with the lines that open and close them
 
@@ -163,8 +166,94 @@ class Writer:
                 pointer = self.body.argument(e.args[0], e.dtype)
                 block.line(f"prefetch({self.body.offset(pointer, e.args[1], block)} + {ahead * steps});", what)
 
-    def stream(self, block: Block, stores: Sequence[Store]) -> None:
-        """The lines that a loop along the lanes will touch soon, on top of the block that reads and writes them."""
+    def write(self, block: Block, stores: Sequence[Store], low: str, high: str, size: int, ask: bool = True) -> None:
+        """The loop along the lanes that computes `stores`; its bounds are multiples of PART, or `size`."""
+        assert self.v is not None
+        u = self.batch(stores)
+        if u > 1:
+            even = size % (u * self.n) == 0
+            low = self.batches(block, stores, low, high, even, u, ask)
+            if even:
+                return
+        inner, header, footer = self.vector_loop(block, low, high, size % self.n == 0)
+        self.stores(inner, stores)
+        if ask:
+            self.stream(inner, stores, self.v)
+        inner.close(header, footer)
+
+    def adjacent(self, stores: Sequence[Store]) -> list[Expr]:
+        """What comes from memory at every point, lane beside lane: loads, and values kept since an earlier pass."""
+        body, v = self.body, self.v
+        assert v is not None
+        found: list[Expr] = []
+        seen: set[Expr] = set()
+        stack = [s.value for s in stores]
+        while stack:
+            e = stack.pop()
+            if e in seen:
+                continue
+            seen.add(e)
+            at = e.args[1] if e.op == "load" and e.args[0] not in body.arrays else None
+            if e in body.kept or (at is not None and coefficient(at, v) == 1 and not indirect(at)):
+                found.append(e)
+            else:
+                stack += (e.args[0], e.args[2]) if e.op == "masked" else value_children(e)
+        return found
+
+    def batch(self, stores: Sequence[Store]) -> int:
+        """Vectors of a step of the loop that computes `stores`: where memory is narrower than registers, a line of it."""
+        if self.ns < STREAM_NS or self.body.dry or any(coefficient(s.at, self.v) != 1 or indirect(s.at) for s in stores):
+            return 1
+        loads = self.adjacent(stores)
+        least = min(d.itemsize for d in [s.dtype for s in stores] + [e.dtype for e in loads])
+        u = LINE // (self.n * least) if self.n * least < self.target.vector_bytes else 1
+        while u > 1 and (u * len(loads) > BATCH or u * cycles(s.value for s in stores) > BATCH_CYCLES):
+            u //= 2
+        return u
+
+    def batches(self, block: Block, stores: Sequence[Store], low: str, high: str, even: bool, u: int, ask: bool) -> str:
+        """Whole batches of `u` vectors: loads, then values, then stores, so that the vectors overlap. Gives where they end."""
+        body, v = self.body, self.v
+        assert v is not None
+        at = var(f"{v.name}_batch", v.args[1])
+        if not even:
+            block.line(f"i64 {at.name} = {low};")
+        line = Block(block)
+        reads, values, writes = (Block(line, frozenset((v,))) for _ in range(3))
+        arrays: dict[str, list[str]] = {}
+
+        def array(ctype: str) -> str:
+            name = body.fresh()
+            arrays.setdefault("mask<N>" if ctype == "bool" else f"vec<{ctype}, N>", []).append(f"{name}[{u}]")
+            return name
+
+        for e in self.adjacent(stores):
+            name = array(body.register(e, reads))
+            text = "load<N>({} + {})".format(*body.kept[e]) if e in body.kept else body.load(e, reads, True)
+            reads.line(f"{name}[u] = {text};", "kept" if e in body.kept else e.name)
+            values.values[e] = f"{name}[u]"
+        for s in stores:
+            body.origin = s.origin
+            value, ctype = unrounded(s.value, s.dtype), F.ctype(s.dtype)
+            body.need(value, values)
+            name = array(ctype)
+            values.line(f"{name}[u] = {body.operand(value, values, ctype, True)};")
+            pointer = body.argument(s.name, s.dtype, write=True)
+            writes.line(f"store<N>({body.offset(pointer, s.at, writes)}, {name}[u], {name}[u + 1]);", s.name)
+        for ctype, names in arrays.items():
+            line.line(f"{ctype} {', '.join(names)};")
+        for b, step in ((reads, "u++"), (values, "u++"), (writes, "u += 2")):
+            if b.lines:
+                b.lines.insert(0, f"const i64 {v.name} = {at.name} + u * N;")
+                b.close(f"UNROLL for (int u = 0; u < {u}; {step}) {{")
+        if ask:
+            self.stream(line, stores, at)
+        start = f"i64 {at.name} = {low}; {at.name} < {high}" if even else f"; {at.name} + {u} * N <= {high}"
+        line.close(f"for ({start}; {at.name} += {u} * N) {{")
+        return at.name
+
+    def stream(self, block: Block, stores: Sequence[Store], at_v: Expr) -> None:
+        """The lines that a loop along the lanes, now at `at_v`, will touch soon, on top of the block that reads and writes them."""
         if self.ns < STREAM_NS or self.v is None or self.body.dry:
             return
         touched = {s.name: (s.at, s.dtype) for s in stores}
@@ -176,7 +265,8 @@ class Writer:
             step = AHEAD // dtype.itemsize
             if name in self.body.arguments and coefficient(at, self.v) == 1 and not indirect(at) and self.reaches(at, step):
                 what = "prefetch_out" if name in self.body.written else "prefetch"
-                lines.append(f"{what}({self.body.offset(self.body.arguments[name], add(at, integer(step)), block)});")
+                ahead = add(substitute(at, {self.v: at_v}), integer(step))
+                lines.append(f"{what}({self.body.offset(self.body.arguments[name], ahead, block)});")
         block.lines[:0] = lines[:STREAMS]
 
     def reaches(self, at: Expr, step: int) -> bool:
