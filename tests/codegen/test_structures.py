@@ -3,12 +3,19 @@ threads and tiers."""
 
 from __future__ import annotations
 
+import math
+import random
+from itertools import pairwise
+
 import pytest
 import torch
 
+from tensorplay.stax.codegen.cpp.emit import emit
 from tensorplay.stax.codegen.cpp.nest import function_of
+from tensorplay.stax.codegen.cpp.pieces import pieces
 from tensorplay.stax.codegen.detect import detect, tiers
 from tensorplay.stax.expr import (
+    Expr,
     add,
     affine,
     cast,
@@ -26,6 +33,7 @@ from tensorplay.stax.expr import (
 )
 from tensorplay.stax.loops.interpret import interpret_plan
 from tensorplay.stax.loops.nodes import Compute, Pointwise
+from tensorplay.stax.loops.stretches import between, cuts
 
 from .harness import Failed, at, buffer, dense, kernel, plan_of, pointwise, reduction, run, scan, space
 
@@ -273,6 +281,53 @@ def test_concatenation_and_padding_touch_nothing_outside():
     )
     check(plan, [x, y], 1e-6)
     same(run(plan, [x, y])[0], torch.cat([x, y], 1))
+
+
+def placed(rng: random.Random, dims) -> Expr:
+    """A condition on the place along some loops."""
+    if rng.random() < 0.4:
+        op = rng.choice(("logical_and", "logical_or", "logical_not"))
+        return make(op, tuple(placed(rng, dims) for _ in range(1 if op == "logical_not" else 2)), torch.bool)
+    v = rng.choice(dims)
+    where = add(mul(v, rng.choice((-3, -1, 1, 1, 2))), rng.randint(-4, 4))
+    return make(rng.choice(("ge", "lt", "gt", "le", "eq", "ne")), (value(where), const(rng.randint(-5, v.args[1] + 5), torch.int64)), torch.bool)
+
+
+def test_conditions_on_the_place_along_a_loop_become_loops_of_their_own():
+    rng = random.Random(0)
+    x = torch.randn(7, 40)
+    b = buffer("x", x)
+    kernels = []
+    for k in range(16):
+        size = (7, 40) if k % 2 else (5, 3, 24)
+        dims = space(size)
+        body = at(b, dims[-2:])
+        for _ in range(rng.randint(1, 5)):
+            scaled = make("mul", (at(b, dims[-2:]), const(rng.random(), F)), F)
+            body = make(rng.choice(("masked", "where")), (placed(rng, dims), scaled, body), F)
+        kernels.append(kernel(dims, [pointwise(f"y{k}", size, body)], read_bytes=BIG if k % 3 else 0))
+    check(plan_of([b], kernels), [x])
+    cut = [pieces(k, 8) for k in kernels]
+    assert sum(map(len, cut)) > 2 * len(cut)
+    for k, parts in zip(kernels, cut, strict=True):
+        points = [math.prod(v.args[1] for v in p.kernel.dims) for p in parts]
+        assert sum(points) == math.prod(v.args[1] for v in k.dims)
+        body = k.nodes[0].loop.body
+        for v, ends in cuts(body).items():
+            for low, high in pairwise((0, *ends, v.args[1])):
+                assert var(v.name, high - low) not in cuts(between(body, v, low, high))
+
+
+def test_tensors_side_by_side_are_one_function():
+    xs = [torch.randn(6, 40) for _ in range(20)]
+    bs = [buffer(f"x{k}", x) for k, x in enumerate(xs)]
+    x0, x1 = space((6, 800))
+    body = const(0.0, F)
+    for k, b in enumerate(bs):
+        body = masked(in_range(x1, 40 * k, 40 * k + 40), load(b.name, b.at((x0, add(x1, -40 * k))), F), body)
+    plan = plan_of(bs, [kernel((x0, x1), [pointwise("y", (6, 800), body)])])
+    check(plan, xs)
+    assert emit(plan, detect()).text.count("static void kernel_") == 1
 
 
 def test_gather_checks_its_indices():

@@ -218,3 +218,16 @@ def test_origins_name_the_operators() -> None:
     loops = lowered(lambda x, w: (torch.relu(x + w) * 2).sum(-1), X, X)
     (node,) = computes(loops)
     assert [o.rsplit("_", 1)[0] for o in node.origins] == ["add", "relu", "mul", "sum"]
+
+
+def test_a_concatenation_is_no_condition_in_a_reduction_along_it() -> None:
+    from tensorplay.stax.codegen.target import Target
+    from tensorplay.stax.schedule.schedule import schedule
+
+    def kernels(f) -> int:
+        return len(schedule(lowered(f, *[torch.randn(8, 64) for _ in range(4)]), Target()).kernels)
+
+    assert kernels(lambda *xs: torch.cat(xs, -1).softmax(-1)) == 2
+    assert kernels(lambda *xs: F.layer_norm(torch.cat([x * 2 for x in xs], -1), (256,))) == 2
+    assert kernels(lambda *xs: torch.cat(xs, -1).sum(0)) == kernels(lambda *xs: torch.stack(xs).mean(0)) == 1
+    assert kernels(lambda *xs: torch.stack(xs * 10).mean(0)) == 2

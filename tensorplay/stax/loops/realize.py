@@ -8,7 +8,7 @@ costs little, while computing an expensive one twice is lost.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -31,6 +31,7 @@ from .nodes import (
     dense,
     row_major,
 )
+from .stretches import FEW, comparisons
 
 LIMIT = 200  # distinct nodes of a body that is still inlined
 CHEAP = 3  # work an element that may be done again for another reader
@@ -175,6 +176,7 @@ class Realizer:
         """
         rank = len(x.size)
         reduced = set(range(rank)) if not dims else {d % rank for d in dims} if rank else set()
+        x = self.decided(x, reduced)
         kept = [k for k in range(rank) if k not in reduced]
         order = [k for k in range(rank) if k in reduced and x.size[k] != 1]
         size = tuple(1 if k in reduced else x.size[k] for k in range(rank)) if keepdim else tuple(x.size[k] for k in kept)
@@ -196,9 +198,21 @@ class Realizer:
         self.nodes.append(Compute(outs, tuple(b.at(place) for b in outs), loop, tuple(dict.fromkeys((*x.origins, *self.origins)))))
         return tuple(self.read(b, d) for b, d in zip(outs, found, strict=True))
 
+    def decided(self, x: Lowered, along: Collection[int]) -> Lowered:
+        """`x` for loops along some dimensions, stored where conditions on the place along them would be computed in each."""
+        if not any(n != 1 for n in x.size):
+            return x
+        last = max(k for k, n in enumerate(x.size) if n != 1)  # in memory its elements lie side by side
+        asked = dict.fromkeys(comparisons(x.body))
+        for k in along:
+            if sum(axes(x.size)[k] in e.free for e in asked) > (0 if k == last else FEW):
+                return self.store(x)
+        return x
+
     def scan(self, kind: str, x: Lowered, axis: int, dtypes: Sequence[torch.dtype]) -> tuple[Lowered, ...]:
         """The running combination along `axis`, each result stored."""
         assert len(dtypes) == SCANS[kind]
+        x = self.decided(x, (axis,))
         outs = tuple(self.buffer(d, x.size) for d in dtypes)
         loop = Scan(kind, axes(x.size), axis, x.body)
         self.nodes.append(Compute(outs, tuple(b.at(point(x.size)) for b in outs), loop, self.origins))

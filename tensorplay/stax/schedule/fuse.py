@@ -18,8 +18,9 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from ..codegen.target import Target
-from ..expr import Expr, integer, parts, postorder, substitute
+from ..expr import Expr, coefficient, integer, parts, postorder, substitute
 from ..loops.nodes import Compute, Extern, Reduction
+from ..loops.stretches import FEW, comparisons
 from .align import Link, Match, Space, composed, match, numel, split_variables, straighten
 from .cost import column, distinct, footprint, levels, points
 from .deps import Dependences, standing_alone
@@ -39,7 +40,8 @@ class Group:
     """Nodes that will be one step, all over the variables of `space`.
 
     maps: each node's own variables over the group's.  rows: the nodes that run once a row.
-    loads, stores: offsets by buffer.  values: indices that bodies use otherwise.  open: buffers that live in memory.
+    loads, stores: offsets by buffer.  values: indices that bodies use otherwise.  tests: the
+    comparisons of indices with constants in conditions.  open: buffers that live in memory.
     """
 
     number: int
@@ -51,6 +53,7 @@ class Group:
     loads: dict[str, dict[Expr, None]] = field(default_factory=dict)  # the offsets are empty for a library call
     stores: dict[str, Expr] = field(default_factory=dict)
     values: dict[Expr, None] = field(default_factory=dict)
+    tests: dict[Expr, None] = field(default_factory=dict)
     open: dict[str, None] = field(default_factory=dict)
     rows: set[int] = field(default_factory=set)
     before: set[int] = field(default_factory=set)
@@ -128,6 +131,7 @@ class Fusion:
             loads={b: {substitute(e, at): None for e in es} for b, es in loads.items()},
             stores={b: substitute(e, at) for b, e in zip(node.writes, node.at, strict=True)},
             values={substitute(e, at): None for e in values},
+            tests={substitute(e, at): None for e in comparisons(node.loop.body)},
             open=dict.fromkeys((*loads, *node.writes)),
         )
 
@@ -208,7 +212,8 @@ class Fusion:
             return "they read what they share at different points"
         if not any(link.must for link in links) and self.trifle(base, guest):
             return "they share too little"
-        return self.overwrites(base, guest, found) or self.long_row(base, guest, found) or (base, guest, found)
+        reason = self.overwrites(base, guest, found) or self.in_stretches(base, guest, found) or self.long_row(base, guest, found)
+        return reason or (base, guest, found)
 
     def in_memory(self, a: Group, b: Group) -> dict[str, None]:
         """Buffers of the joint kernel that live in memory."""
@@ -305,6 +310,17 @@ class Fusion:
                     return "the kernel would overwrite an input that another pass reads"
         return ""
 
+    def in_stretches(self, base: Group, guest: Group, found: Match) -> str:
+        """Keeps conditions on the place along a row out of the loops that reduce it: a kernel of its own needs none."""
+        if self.target.device != "cpu" or guest.space.rdims or base.loads.keys().isdisjoint(guest.stores):
+            return ""
+        for r in found.space.rdims:
+            count = sum(r in found.of_second(e).free for e in guest.tests)
+            side_by_side = any(coefficient(found.of_second(e), r) == 1 for e in guest.stores.values())
+            if count > (0 if side_by_side else FEW):
+                return "its conditions change along the rows that are reduced"
+        return ""
+
     def long_row(self, base: Group, guest: Group, found: Match) -> str:
         """Refuses a second pass over a row where the second pass is better run as a kernel of its own."""
         rdims = found.space.rdims
@@ -350,12 +366,14 @@ class Fusion:
             base.loads = {b: {found.of_first(e): None for e in es} for b, es in base.loads.items()}
             base.stores = {b: found.of_first(e) for b, e in base.stores.items()}
             base.values = {found.of_first(e): None for e in base.values}
+            base.tests = {found.of_first(e): None for e in base.tests}
         for i, m in guest.maps.items():
             base.maps[i] = composed(m, found.second)
         for name, offsets in guest.loads.items():
             base.loads.setdefault(name, {}).update((found.of_second(e), None) for e in offsets)
         base.stores.update((b, found.of_second(e)) for b, e in guest.stores.items())
         base.values.update((found.of_second(e), None) for e in guest.values)
+        base.tests.update((found.of_second(e), None) for e in guest.tests)
         base.rows |= guest.rows | (set(guest.nodes) if found.row else set())
         base.space = found.space
         base.size += guest.size

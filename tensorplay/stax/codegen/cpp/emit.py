@@ -16,6 +16,7 @@ from ...schedule.plan import Kernel, Plan
 from ..target import Check, Source, Target
 from .flags import flags
 from .nest import Function, function_of, of_launch
+from .pieces import Piece, pieces
 
 WIDTH = 116
 
@@ -55,12 +56,13 @@ def emit(plan: Plan, target: Target) -> Source:
         lines = []
         for first in segment:
             members = together.get(first.name, ())
-            if len(members) > 1:
-                text, line = launch(members, plan, target, unit, slots)
+            if not members:  # one of a launch
+                continue
+            parts = [p for k in (members if len(members) > 1 else (first,)) for p in pieces(k, target.vector_bytes // 4)]
+            if len(parts) > 1:
+                text, line = launch(parts, plan, target, unit, slots)
                 unit.kernels[first.name] = text
                 lines.append(line)
-                continue
-            if not members:  # one of a launch
                 continue
             functions_of = [function_of(first, target, written)]
             if functions_of[0].checks and not set(written).isdisjoint(first.writes):
@@ -77,17 +79,17 @@ def emit(plan: Plan, target: Target) -> Source:
     return Source("cpp", text, tuple(entries), unit.kernels, tuple(checks), flags(target))
 
 
-def launch(members: tuple[Kernel, ...], plan: Plan, target: Target, unit: Unit, slots: dict[str, int]) -> tuple[str, str]:
-    """Kernels that run as one parallel region: their text for people, and the statement that runs them."""
-    functions, threads = of_launch(members, target, plan.loops.written_inputs)
+def launch(members: list[Piece], plan: Plan, target: Target, unit: Unit, slots: dict[str, int]) -> tuple[str, str]:
+    """Kernels, or pieces of kernels, that run as one parallel region: their text for people, and the statement that runs them."""
+    functions, threads = of_launch([p.kernel for p in members], target, plan.loops.written_inputs)
     total = sum(f.parts for f in functions)
     lines: list[str] = []
     texts: dict[str, str] = {}
     low = 0
-    for kernel, f in zip(members, functions, strict=True):
-        name, text = unit.named(f, comment(kernel, plan))
+    for piece, f in zip(members, functions, strict=True):
+        name, text = unit.named(f, comment(piece.kernel, plan))
         texts.setdefault(name, text)
-        arguments = [f"({t})p[{slots[b]}]" for t, b in zip(f.types, f.buffers, strict=True)]
+        arguments = pointers(f, slots, piece.base)
         bounds = ["b", "e"]
         if f.flat:
             step, size = f.flat
@@ -96,11 +98,17 @@ def launch(members: tuple[Kernel, ...], plan: Plan, target: Target, unit: Unit, 
         lines.append(f"    part(begin, end, {low}, {low + f.parts}, [&](i64 b, i64 e) INLINE {{ {inner} }});")
         low += f.parts
     line = "\n".join([f"parallel({threads}, {total}, [=](int, i64 begin, i64 end) INLINE {{", *lines, "  });"])
-    return "\n".join([*texts.values(), f"// one launch of {len(members)} kernels\n{line}"]), line
+    return "\n".join([*texts.values(), f"// one launch: {len(members)} loops\n{line}"]), line
+
+
+def pointers(f: Function, slots: dict[str, int], base: dict[str, int]) -> list[str]:
+    """What a function takes for its buffers."""
+    starts = [f" + {base[b]}".replace("+ -", "- ") if base.get(b) else "" for b in f.buffers]
+    return [f"({t})p[{slots[b]}]{start}" for t, b, start in zip(f.types, f.buffers, starts, strict=True)]
 
 
 def call(name: str, f: Function, slots: dict[str, int], base: int) -> str:
-    arguments = [f"({t})p[{slots[b]}]" for t, b in zip(f.types, f.buffers, strict=True)]
+    arguments = pointers(f, slots, {})
     text = f"{name}({', '.join([*arguments, 'threads'])})"
     if f.checks:
         return f"if (int code = {text}) return {f'{base} + ' if base else ''}code;"
