@@ -41,3 +41,12 @@ class RecompileLimitError(TensorPlayError):
 
 class FallbackWarning(UserWarning):
     """A function, or a part of it, runs eagerly; said once for each reason."""
+
+
+class CheckFailed(Exception):
+    """A run-time check failed: `code` of entry `segment`, or `message` (segment None)."""
+
+    def __init__(self, segment: int | None, code: int, message: str = "a library operator's result has another shape") -> None:
+        self.segment = segment
+        self.code = code
+        self.message = message

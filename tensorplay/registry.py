@@ -23,9 +23,9 @@ def eager(graph: fx.GraphModule, example_inputs: Sequence[torch.Tensor], **optio
 
 def aot_eager(graph: fx.GraphModule, example_inputs: Sequence[torch.Tensor], **options: Any) -> Callable[..., Any]:
     """Runs the functional operator-level graph on torch."""
+    from .errors import CheckFailed
     from .stax.joint.retrace import retrace
     from .stax.joint.tape import taped
-    from .stax.runtime.layout import CheckFailed
     from .stax.runtime.program import on_torch, views
     from .training import has_tape, trains
 

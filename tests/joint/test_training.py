@@ -56,7 +56,7 @@ def leaf(*size):
     return torch.randn(*size, requires_grad=True)
 
 
-ACTIVATIONS = (  # noqa: SIM905
+ACTIVATIONS = (
     "tanh sigmoid relu gelu silu mish elu selu celu leaky_relu hardtanh relu6 hardsigmoid hardswish softplus hardshrink "
     "softshrink logsigmoid softsign tanhshrink glu"
 ).split()

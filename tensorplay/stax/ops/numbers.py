@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 
+from ...errors import CheckFailed
 from .row import ROWS, Row
 
 SYMBOLS = {
@@ -77,8 +78,6 @@ def _compiled(program: str, reads: int) -> Callable[..., tuple]:
 
 def numbers(program: str, reads: Sequence[torch.Tensor], dtype: torch.dtype, limits: Sequence[float]) -> torch.Tensor:
     """What the program gives for the values of the 0-d tensors; `limits`: what each result is at most, where it is finite."""
-    from ..runtime.layout import CheckFailed
-
     kind = int if dtype is torch.int64 else float
     try:
         found = _compiled(program, len(reads))(*[t.item() for t in reads])

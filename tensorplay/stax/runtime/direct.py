@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from ...errors import CheckFailed
 from ...native import native
 from ..artifacts.build import Artifact
 from ..codegen.target import Source
@@ -19,7 +20,6 @@ from ..loops.nodes import Extern, Ref
 from ..schedule.plan import Plan
 from . import launch
 from .arena import Arena
-from .layout import CheckFailed
 from .pages import LARGE, empty_large
 
 

@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from ...errors import UnsupportedError
+from ...errors import CheckFailed, UnsupportedError
 from ..artifacts.build import Artifact
 from ..codegen.target import Source
 from ..loops.nodes import Extern, Ref
@@ -29,7 +29,7 @@ from ..schedule.plan import Kernel, Plan
 from . import launch
 from .arena import KEEP, Arena
 from .direct import direct
-from .layout import CheckFailed, checker, settle
+from .layout import checker, settle
 from .pages import LARGE, empty_large
 
 _KEY = torch._C.DispatchKey

@@ -10,17 +10,9 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from ...errors import CheckFailed
 from ..loops.nodes import Buffer
 from ..schedule.plan import Plan
-
-
-class CheckFailed(Exception):
-    """A run-time check failed: `code` of entry `segment`, or `message` (segment None)."""
-
-    def __init__(self, segment: int | None, code: int, message: str = "a library operator's result has another shape") -> None:
-        self.segment = segment
-        self.code = code
-        self.message = message
 
 
 def settle(result: torch.Tensor, size: tuple[int, ...], stride: tuple[int, ...]) -> torch.Tensor:

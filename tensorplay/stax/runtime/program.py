@@ -19,7 +19,7 @@ from torch import fx
 from torch.utils import _pytree as pytree
 
 from ... import record
-from ...errors import UnsupportedError
+from ...errors import CheckFailed, UnsupportedError
 from ..artifacts.build import Artifact
 from ..codegen.target import Source
 from ..joint.opgraph import OpGraph
@@ -27,7 +27,6 @@ from ..loops.nodes import Loops
 from ..schedule.plan import Plan
 from .arena import KEEP, Arena
 from .host import View, host
-from .layout import CheckFailed
 
 LEVELS = ("graph", "ops", "loops", "plan", "kernels")
 
