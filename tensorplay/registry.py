@@ -18,7 +18,19 @@ Backend = Callable[..., Callable[..., Any]]
 
 def eager(graph: fx.GraphModule, example_inputs: Sequence[torch.Tensor], **options: Any) -> Callable[..., Any]:
     """Runs the captured graph as it is."""
-    return graph.forward
+    from .capture import ambient
+
+    if not any(node.target in ambient.SETTERS for node in graph.graph.nodes):
+        return graph.forward
+
+    def run(*inputs: torch.Tensor) -> Any:
+        before = ambient.ambient()
+        try:
+            return graph.forward(*inputs)
+        finally:
+            ambient.restore(before)
+
+    return run
 
 
 def aot_eager(graph: fx.GraphModule, example_inputs: Sequence[torch.Tensor], **options: Any) -> Callable[..., Any]:
@@ -46,10 +58,12 @@ def aot_eager(graph: fx.GraphModule, example_inputs: Sequence[torch.Tensor], **o
             self.ops, self.views = ops, views(graph, ops)
 
         def __call__(self, *inputs: torch.Tensor) -> Any:
+            state = torch.get_rng_state()
             try:
                 with torch.no_grad(), torch.autocast("cpu", enabled=False):  # no result requires grad, and casts are recorded
                     results = list(self.ops.module(*inputs))
             except CheckFailed:  # nothing of the caller's is written yet
+                torch.set_rng_state(state)
                 return on_torch(graph, inputs)
             made: dict[Any, torch.Tensor] = {}  # the tensors that eager makes by a view are objects of their own
             for k, view in self.views.items():

@@ -8,6 +8,7 @@ finds no number in its memory, so that it has to ask: every way out is one of th
 
 from __future__ import annotations
 
+import contextlib
 import dis
 import functools
 import operator
@@ -23,6 +24,7 @@ from .trees import tensors
 ARITHMETIC = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow")
 COMPARISONS = ("lt", "le", "gt", "ge", "eq", "ne")
 PLAIN = (bool, int, float)
+RAISING = frozenset((operator.truediv, operator.floordiv, operator.mod, operator.pow))  # whatever becomes of their result
 
 # torch functions of whose numbers nothing depends but values, by name without a trailing underscore
 VALUES = frozenset(
@@ -42,24 +44,24 @@ _ONLY_FLOAT = frozenset("full new_full __setitem__ pow __pow__ __rpow__ __ipow__
 class Kept:
     """A number of the program. Once a gate has compared it, it is a constant of the version."""
 
-    value: Any
-    node: fx.Node
-    owner: list[Any]  # the recorder while it runs
+    _value: Any
+    _node: fx.Node
+    _owner: list[Any]  # the recorder while it runs
 
     def __init__(self, value: Any, node: fx.Node, owner: list[Any]) -> None:
-        self.value, self.node, self.owner = value, node, owner
-        self.constant = False
+        self._value, self._node, self._owner = value, node, owner
+        self._constant = False
 
     @property  # type: ignore[misc]
     def __class__(self) -> Any:
-        return type(self.value)
+        return type(self._value)
 
-    def settled(self) -> Any:
+    def _settled(self) -> Any:
         """The value as a constant of the version, which a gate compares at each call."""
-        if not self.constant and self.owner:
-            self.constant = True
-            self.owner[0].gate_on(type(self.value).__name__, self.node, self.value)
-        return self.value
+        if not self._constant and self._owner:
+            self._constant = True
+            self._owner[0].gate_on(type(self._value).__name__, self._node, self._value)
+        return self._value
 
     def __bool__(self) -> bool:
         return _compared(self, operator.truth, (self,))
@@ -67,7 +69,7 @@ class Kept:
     def __array__(self, *args: Any, **kwargs: Any) -> Any:
         import numpy
 
-        return numpy.asarray(self.settled(), *args, **kwargs)
+        return numpy.asarray(self._settled(), *args, **kwargs)
 
     def __copy__(self) -> Kept:
         return self
@@ -76,13 +78,15 @@ class Kept:
         return self
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        return type(self.value), (self.settled(),)
+        if self._owner:  # a pickle tells how it was made
+            self._owner[0].without_numbers()
+        return type(self._value), (self._settled(),)
 
     def __getattr__(self, name: str) -> Any:
-        kind = type(self.__dict__["value"])
+        kind = type(self.__dict__["_value"])
         if not hasattr(kind, name):
             raise AttributeError(f"{kind.__name__!r} object has no attribute {name!r}")
-        return getattr(self.settled(), name)
+        return getattr(self._settled(), name)
 
 
 class KeptFloat(Kept, torch.SymFloat):
@@ -124,7 +128,7 @@ def concrete(value: Any) -> Any:
     """A call's argument with plain numbers."""
     kind = type(value)
     if kind in (KeptFloat, KeptInt):
-        return value.value
+        return value._value
     if kind in (list, tuple):
         return kind([concrete(v) for v in value])
     if kind is dict:
@@ -135,7 +139,7 @@ def concrete(value: Any) -> Any:
 def settle(value: Any) -> Any:
     """A call's argument with each number as a constant of the version."""
     for number in numbers_in(value):
-        number.settled()
+        number._settled()
     return concrete(value)
 
 
@@ -147,8 +151,10 @@ def stay(func: Any, args: tuple, kwargs: dict, numbers: list[Kept]) -> bool:
         return False
     if name == "__setitem__" and numbers_in(args[1]):
         return False
-    if name in ("tensor", "as_tensor") and (not is_kept(args[0] if args else None) or kwargs.get("requires_grad")):
-        return False
+    if name in ("tensor", "as_tensor"):
+        dtype = kwargs.get("dtype") or torch.float32
+        if len(args) != 1 or not is_kept(args[0]) or kwargs.get("requires_grad") or not dtype.is_floating_point:
+            return False
     if name == "full" and (numbers_in(args[:1]) or kwargs.get("out") is not None):
         return False
     return not (torch.is_grad_enabled() and any(t.requires_grad for t in tensors((args, kwargs))))
@@ -156,18 +162,18 @@ def stay(func: Any, args: tuple, kwargs: dict, numbers: list[Kept]) -> bool:
 
 def _operate(number: Kept, op: Callable, operands: tuple) -> Any:
     """An operator of Python on numbers: a node, as long as all of them may vary."""
-    values = tuple(x.value if is_kept(x) else x for x in operands)
-    owner = number.owner
-    varying = owner and any(is_kept(x) and not x.constant for x in operands)
+    values = tuple(x._value if is_kept(x) else x for x in operands)
+    owner = number._owner
+    varying = owner and any(is_kept(x) and not x._constant for x in operands)
     if not varying or any(type(v) not in PLAIN for v in values) or _type_depends(op, operands, values):
-        return op(*[x.settled() if is_kept(x) else x for x in operands])
+        return op(*[x._settled() if is_kept(x) else x for x in operands])
     try:
         result = op(*values)
     except ArithmeticError:
-        return op(*[x.settled() if is_kept(x) else x for x in operands])
+        return op(*[x._settled() if is_kept(x) else x for x in operands])
     if type(result) not in (int, float):
-        return op(*[x.settled() if is_kept(x) else x for x in operands])
-    return owner[0].number(op, tuple(x.node if is_kept(x) and not x.constant else concrete(x) for x in operands), result)
+        return op(*[x._settled() if is_kept(x) else x for x in operands])
+    return owner[0].number(op, tuple(x._node if is_kept(x) and not x._constant else concrete(x) for x in operands), result)
 
 
 def _type_depends(op: Callable, operands: tuple, values: tuple) -> bool:
@@ -176,12 +182,12 @@ def _type_depends(op: Callable, operands: tuple, values: tuple) -> bool:
 
 
 def _compared(number: Kept, op: Callable, operands: tuple) -> Any:
-    values = tuple(x.value if is_kept(x) else x for x in operands)
-    owner = number.owner
-    if not owner or all(not is_kept(x) or x.constant for x in operands) or any(type(v) not in PLAIN for v in values):
-        return op(*[x.settled() if is_kept(x) else x for x in operands])
+    values = tuple(x._value if is_kept(x) else x for x in operands)
+    owner = number._owner
+    if not owner or all(not is_kept(x) or x._constant for x in operands) or any(type(v) not in PLAIN for v in values):
+        return op(*[x._settled() if is_kept(x) else x for x in operands])
     result = op(*values)
-    node = owner[0].number_node(op, tuple(x.node if is_kept(x) and not x.constant else concrete(x) for x in operands))
+    node = owner[0].number_node(op, tuple(x._node if is_kept(x) and not x._constant else concrete(x) for x in operands))
     owner[0].python_valued.add(node)
     owner[0].gate_on("bool", node, result)
     return result
@@ -210,7 +216,7 @@ def _methods() -> dict[str, Any]:
 
     def asking(name: str) -> Callable:
         def method(self: Kept, *args: Any, **kwargs: Any) -> Any:
-            return getattr(self.settled(), name)(*settle(args), **settle(kwargs))
+            return getattr(self._settled(), name)(*settle(args), **settle(kwargs))
 
         return method
 
@@ -229,6 +235,7 @@ def _methods() -> dict[str, Any]:
     return found
 
 
+_TELLING = frozenset(("type", "vars", "dir", "__dict__", "SymInt", "SymFloat", "SymBool"))
 _KEEP = frozenset(
     """__new__ __init__ __class__ __getattribute__ __getattr__ __setattr__ __delattr__ __init_subclass__ __subclasshook__ __dir__
     __doc__ __sizeof__ __reduce__ __reduce_ex__ __bool__ __getstate__""".split()
@@ -239,17 +246,18 @@ for _name, _method in _methods().items():
             setattr(_kind, _name, _method)
 
 
+SWALLOWING: Any = contextlib.suppress.__exit__
+
+
 @functools.lru_cache(maxsize=4096)
 def tells_types_apart(code: types.CodeType) -> bool:
-    """Whether code asks for the class of a value, or catches exceptions, which depend on it where C code asks."""
+    """Whether code asks for the class of a value, or does anything about exceptions, which depend on it where C code asks,
+    and which a program that is computed again meets without this code."""
     found = list(dis.get_instructions(code))
     for k, instruction in enumerate(found):
-        if instruction.opname == "LOAD_GLOBAL" and instruction.argval in ("type", "suppress"):
+        named = isinstance(instruction.argval, str) and instruction.argval in _TELLING
+        if named and (instruction.opname != "LOAD_CONST" or instruction.argval == "__dict__"):
             return True
-        if instruction.opname == "LOAD_ATTR" and instruction.argval == "suppress":
+        if instruction.opname == "PUSH_EXC_INFO" and found[k + 1].opname != "WITH_EXCEPT_START":
             return True
-        if instruction.opname == "CHECK_EXC_MATCH":
-            return True
-        if instruction.opname == "PUSH_EXC_INFO" and k + 1 < len(found) and found[k + 1].opname == "POP_TOP":
-            return True
-    return False
+    return code.co_name == "__exit__"

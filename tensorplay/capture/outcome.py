@@ -42,7 +42,7 @@ class Outcome:
 
 def outcome(parts: list[Any], recorder: Values) -> Outcome:
     """The outcome of a run, once its modes are off. parts: what its result consists of."""
-    results = [x if isinstance(x, Tensor) or type(x) in SCALARS else x.value if is_kept(x) else type(x) for x in parts]
+    results = [x if isinstance(x, Tensor) or type(x) in SCALARS else x._value if is_kept(x) else type(x) for x in parts]
     return Outcome(tuple(results), dict(recorder._stand_ins), torch.get_rng_state())
 
 

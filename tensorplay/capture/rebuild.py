@@ -287,7 +287,7 @@ class _Builder:
         if isinstance(value, torch.Tensor):
             self.steps[k] = self._tensor(value)
         elif is_kept(value):
-            self.steps[k] = Constant(value.value) if value.constant else self._output(value.node)
+            self.steps[k] = Constant(value._value) if value._constant else self._output(value._node)
         elif type(value) in SCALARS:
             self.steps[k] = Constant(value)
         elif isinstance(value, types.FunctionType) and value in self.newborn:

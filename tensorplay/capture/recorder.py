@@ -69,7 +69,7 @@ class Recorder(Values, TorchFunctionMode):
         self._hooks = _saved_tensor_hooks()
         self.grads: dict[int, tuple[Tensor, Tensor | None]] = {}  # tensors whose `grad` the function set, and to what
         self._lies: set[int] = set()  # storages in which values of the run lie
-        self._history = False  # whether a value of the run requires grad
+        self._historic: set[int] = set()  # storages that autograd may have kept for a backward
         self.spent: set[Any] = set()  # autograd nodes whose saved tensors a backward has freed
         for name, tensor, source in argument_tensors(args, kwargs, _parameter_names(fn)):
             if id(tensor) not in self._known:
@@ -163,7 +163,7 @@ class Recorder(Values, TorchFunctionMode):
             node_args = (node_args[0], bake(node_args[1], baked), *node_args[2:])
         if self._originals:
             result = self._original(result)
-        return self._append(func, node_args, node_kwargs, args, result, seen)
+        return self._append(func, node_args, node_kwargs, (*args, kwargs), result, seen)
 
     def _run(self, func: Any, args: tuple, kwargs: dict, reads: Any) -> tuple[tuple, dict, Any, Seen]:
         if self._stand_ins:
@@ -178,7 +178,7 @@ class Recorder(Values, TorchFunctionMode):
     def _untouched(self, keys: set[int]) -> bool:
         seen = self.watch.seen
         begun = seen is not None and (seen.reads is not None or seen.written or seen.random or seen.read or seen.hidden)
-        return not (begun or self._levels or self._history or self.watch.alone is not None or keys & self._lies)
+        return not (begun or self._levels or self.watch.alone is not None or keys & (self._lies | self._historic))
 
     def _reads(self, tensor: Tensor) -> None:
         """A tensor of the caller that a function which stays one node reads itself is an input, too."""
@@ -240,11 +240,12 @@ class Recorder(Values, TorchFunctionMode):
             if type(tensor) not in KNOWN_TYPES:
                 self.refuse(f"{describe(func)} returns a {type(tensor).__name__}")
             lies.add(storage_key(tensor))
-            self._history |= tensor.requires_grad and tensor.grad_fn is not None
         self._lies |= lies
         touches = lies | seen.written
         for tensor in tensors(args):
             touches.add(storage_key(tensor))
+        if any(tensor.requires_grad for tensor in tensors(result)):
+            self._historic |= touches
         self.traits[node] = Trait(frozenset(touches), frozenset(seen.written), seen.random, frozenset(lies))
         if gives_tensor:
             self._bind_result(result, node, line)
@@ -344,6 +345,11 @@ class Recorder(Values, TorchFunctionMode):
     def _stays(self, value: Any) -> bool:
         return type(value) in (int, float) and self.learned.numbers and not self._levels
 
+    def without_numbers(self) -> None:
+        """The program asks of a number what only a plain one can answer."""
+        self.learned.numbers = False
+        self._stop(Restart())
+
     def _item(self, node: fx.Node, value: Any) -> Any:
         if not self.number_owner:
             self.number_owner.append(self)
@@ -403,7 +409,7 @@ class Recorder(Values, TorchFunctionMode):
                     value = baked[known[1]] = tensor.item()
                 history = torch.is_grad_enabled() and any(t.requires_grad for t in tensors(args))
                 if known[1] in factors and self._stays(value) and not history:
-                    baked[known[1]] = self._item(known[1], value).node
+                    baked[known[1]] = self._item(known[1], value)._node
                     seen.read = [t for t in seen.read if t is not tensor]  # the shape of the result depends on none
                 else:
                     self._gate("item", original, value)

@@ -31,7 +31,7 @@ from .gates import Random, replay_graph
 from .isolate import isolate
 from .kinds import is_library_file
 from .messages import Messages
-from .numbers import tells_types_apart
+from .numbers import RAISING, SWALLOWING, tells_types_apart
 from .outcome import Outcome, outcome
 from .patches import patched
 from .reach import Reach, TooMuch
@@ -218,7 +218,8 @@ def _once(
 def _looks_closely(execution: Execution) -> bool:
     """Whether code of the program may notice that a number is no float."""
     return not execution.watching or any(
-        tells_types_apart(code) for code in execution.codes if not is_library_file(code.co_filename)
+        code is SWALLOWING.__code__ or (tells_types_apart(code) and not is_library_file(code.co_filename))
+        for code in execution.codes
     )
 
 
@@ -232,7 +233,8 @@ def _assemble(recorder: Recorder, reach: Reach, rebuild: Any, rows: tuple, tied:
         except Random as error:
             raise Refused(f"{error.line}: a branch depends on random numbers") from None
     for node in reversed(list(graph.nodes)):
-        if (node in recorder.python_valued or "number" in node.meta) and not node.users:
+        number = "number" in node.meta and node.target not in RAISING
+        if (number or node in recorder.python_valued) and not node.users:
             graph.erase_node(node)
     samples = list(recorder.samples)
     written = [k for k, key in enumerate(recorder.sample_keys) if key in recorder.learned.isolated]

@@ -217,7 +217,7 @@ class Values:
         if isinstance(value, Tensor):
             return self.node_of(value)
         if is_kept(value):
-            return value.value if value.constant else value.node
+            return value._value if value._constant else value._node
         if isinstance(value, (bool, int, float, str)) and not isinstance(value, numpy.generic):
             for base in (int, float, str):
                 if isinstance(value, base):

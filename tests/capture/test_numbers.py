@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import builtins
 import copy
 import json
+import marshal
 import math
 import operator
+import pickle
 import random
 import statistics
 import warnings
+from contextlib import suppress as quiet
 
 import pytest
 import torch
@@ -318,3 +322,105 @@ def test_capture_of_many_written_tensors_is_one_run(monkeypatch):
 
     tp.compile(f, strict_native=True)(tensors, torch.ones(3))
     assert len(runs) == 1 and all(torch.equal(t, torch.ones(3)) for t in tensors)
+
+
+# ---- found by attacks --------------------------------------------------------------------------------------------------
+
+
+class Swallow:
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        return True
+
+
+def swallowed(x, t):
+    with Swallow():
+        return x * (1 / t.item())
+    return x
+
+
+def suppressed(x, t):
+    with quiet(Exception):
+        marshal.dumps(t.item())
+        return x * (1 / t.item())
+    return x
+
+
+def at_last(x, t):
+    try:
+        return x * (1 / t.item())
+    finally:
+        x.add_(1)
+
+
+@pytest.mark.parametrize("f", [swallowed, suppressed, at_last])
+def test_code_that_meets_exceptions_gets_constants(f):
+    cf = tp.compile(f, recompile_limit=16)
+    for v in (2.0, 0.0, 3.0, 0.0):
+        assert same(outcome(cf, (X, torch.tensor(v))), outcome(f, (X, torch.tensor(v))))
+
+
+UNUSED = {
+    "quotient": lambda x, t: (1 / t.item(), x + 1)[1],
+    "power": lambda x, t: (t.item() ** -3 + 1, x + 1)[1],
+    "product": lambda x, t: (x * (1 / (2 * t.item())), x + 1)[1],
+    "shape": lambda x, t: torch.zeros_like(x * (1 / t.item())),
+    "complex": lambda x, t: (x.add_(1), t.sub_(0.5), x * (t.item() ** 0.5 % 2), x.mul_(2))[2],
+}
+
+
+@pytest.mark.parametrize("level", ["eager", "aot_eager", "stax"])
+@pytest.mark.parametrize("name", UNUSED)
+def test_arithmetic_raises_whatever_becomes_of_its_result(name, level):
+    follow(UNUSED[name], [(X, torch.tensor(v)) for v in (2.0, 0.0, 5.0)], strict_native=False, backend=level)
+
+
+@pytest.mark.parametrize("level", ["eager", "aot_eager", "stax"])
+def test_a_raise_leaves_the_generator_and_the_modes_of_eager(level):
+    def f(x, t):
+        with torch.no_grad():
+            return torch.rand(3) * (1 / t.item())
+
+    cf = tp.compile(f, backend=level)
+    for v in (1.0, 0.0):
+        left = []
+        for g in (f, cf):
+            torch.manual_seed(0)
+            found = outcome(g, (X, torch.tensor(v)))
+            left.append((found, torch.rand(1), torch.is_grad_enabled()))
+            torch.set_grad_enabled(True)
+        assert same(*left)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+def test_roots_are_no_powers(dtype):
+    x = torch.tensor([-math.inf, math.inf, math.nan, -0.0, 0.0, 4.0], dtype=dtype)
+    for f in (lambda x, t: x ** t.item(), lambda x, t: torch.float_power(x, t.item())):
+        cf = tp.compile(f)
+        for v in (3.0, 0.5, -0.5, 0.0, -1.0):
+            want, got = f(x, torch.tensor(v)), cf(x, torch.tensor(v))
+            assert same(got, want) and torch.equal(got.signbit()[want == 0], want.signbit()[want == 0])
+
+
+def test_a_tensor_of_integers_complains_as_in_eager():
+    for dtype in (torch.int64, torch.uint8, torch.bool):
+        f = lambda x, t: torch.tensor(t.item(), dtype=dtype)  # noqa: B023, E731
+        cf = tp.compile(f, recompile_limit=16)
+        for v in (1.0, -2.0, 300.0, math.inf, math.nan):
+            assert same(outcome(cf, (X, torch.tensor(v))), outcome(f, (X, torch.tensor(v))))
+
+
+PROBES = {
+    "pickle": lambda x, t: (x, pickle.dumps([t.item()])),
+    "attribute": lambda x, t: (x, hasattr(t.item(), "value"), hasattr(t.item(), "node"), hasattr(t.item(), "__dict__")),
+    "builtins": lambda x, t: (x, str(builtins.type(t.item()))),
+    "symbol": lambda x, t: (x, isinstance(t.item(), (torch.SymFloat, torch.SymInt))),
+    "vars": lambda x, t: (x, len(dir(t.item()))),
+}
+
+
+@pytest.mark.parametrize("name", PROBES)
+def test_nothing_tells_a_number_from_a_float(name):
+    assert same(outcome(tp.compile(PROBES[name]), (X, VALUES[0])), outcome(PROBES[name], (X, VALUES[0])))

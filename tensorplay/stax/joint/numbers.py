@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from ...capture.numbers import RAISING
 from ...errors import UnsupportedError
 from ..loops.nodes import Spec
 from ..ops.numbers import DTYPES, NUMBER, NUMBERS, Expression, most, written
@@ -50,7 +51,11 @@ class Numbers:
 
     def operate(self, op: Callable, args: tuple, kind: type) -> Any:
         """The stand-in for an operator of Python on numbers."""
-        return self._stand_in(Expression(op, tuple(self.known.get((type(a), a), a) for a in args), kind))
+        value = self._stand_in(Expression(op, tuple(self.known.get((type(a), a), a) for a in args), kind))
+        if op in RAISING:
+            with self.recorder:
+                self.node(value).args[0].meta["ordered"] = True
+        return value
 
     def _stand_in(self, x: Expression) -> Any:
         while True:

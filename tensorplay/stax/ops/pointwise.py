@@ -216,6 +216,9 @@ define((aten.pow.Tensor_Tensor, aten.pow.Scalar), _pow)
 def _pow_number(cx: Any, x: Lowered, y: Any) -> Lowered:
     if cx.spec.dtype == torch.float16 and y in (0.5, -0.5):  # eager has no square root here: pow(-inf, 0.5) is inf
         return apply(cx, lambda a: s.pow_(a, y), (x,))
+    if isinstance(y, Read) and cx.spec.dtype.is_floating_point and cx.spec.dtype != torch.float16:
+        roots = lambda a, b: where(s.eq(b, 0.5), s.sqrt(a), where(s.eq(b, -0.5), s.rsqrt(a), s.pow_(a, b)))  # noqa: E731
+        return apply(cx, roots, (x, y))
     return apply(cx, _pow, (x, y))
 
 

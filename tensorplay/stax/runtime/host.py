@@ -23,7 +23,9 @@ import torch
 from ...errors import CheckFailed, UnsupportedError
 from ..artifacts.build import Artifact
 from ..codegen.target import Source
+from ..joint.mutate import random
 from ..loops.nodes import Extern, Ref
+from ..ops.numbers import NUMBERS
 from ..schedule.memory import OUT_VARIANTS
 from ..schedule.plan import Kernel, Plan
 from . import launch
@@ -288,7 +290,8 @@ class Emit:
 SAVES_IN_GRAD_MODE = {torch.ops.aten.mkldnn_rnn_layer.default}  # elsewhere they give nothing for their backward
 RESERVED = frozenset(
     ("launch", "threads", "workers", "table", "inputs", "lease", "take", "give", "code", "eager", "settle",
-     "empty_strided", "empty_cpu", "empty_large", "below", "keys", "increment_version", "CheckFailed", "failed", "call", "rebuild", "float")
+     "empty_strided", "empty_cpu", "empty_large", "below", "keys", "increment_version", "CheckFailed", "failed", "call", "rebuild", "float",
+     "state", "drawn", "undraw")
 )  # fmt: skip
 
 
@@ -317,6 +320,9 @@ def host(
         writer.line("inputs.clear()")
         emit.temporary += [names[b.name] for b in plan.loops.inputs]
     guarded = bool(plan.externs)
+    drawing = any(random(step.target) for step in plan.externs) and (bool(source.checks) or any(step.target is NUMBERS for step in plan.externs))
+    if drawing:
+        writer.line("state = drawn()")
     writer.line("lease = take()")
     writer.line("table = lease.table")
     unpack = len(writer.lines)
@@ -337,6 +343,8 @@ def host(
     if guarded:
         writer.depth -= 2
         writer.line("except CheckFailed as failed:")
+        if drawing:
+            writer.line("    undraw(state)")
         writer.line("    return eager(failed, inputs)")
     writer.line("give(lease)")
     written = [names[name] for name in plan.loops.written_inputs]
@@ -360,7 +368,7 @@ def host(
         "launch": launch.launch, "threads": launch.threads, "take": arena.take, "give": arena.give, "eager": eager,
         "settle": settle, "empty_strided": torch.empty_strided, "empty_cpu": launch.empty_cpu,
         "empty_large": empty_large, "below": below, "keys": BELOW, "increment_version": torch.autograd.graph.increment_version,
-        "CheckFailed": CheckFailed, "rebuild": shape,
+        "CheckFailed": CheckFailed, "rebuild": shape, "drawn": torch.get_rng_state, "undraw": torch.set_rng_state,
     }  # fmt: skip
     exec(compile(text, "<stax host code>", "exec"), space)
     trusted = space.pop("call")  # popped, so that function and namespace form no cycle

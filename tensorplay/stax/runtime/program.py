@@ -19,6 +19,7 @@ from torch import fx
 from torch.utils import _pytree as pytree
 
 from ... import record
+from ...capture import ambient
 from ...errors import CheckFailed, UnsupportedError
 from ..artifacts.build import Artifact
 from ..codegen.target import Source
@@ -120,9 +121,11 @@ def retry(graph: fx.GraphModule | None, source: Source) -> Callable[[CheckFailed
 def on_torch(graph: fx.GraphModule, inputs: Sequence[torch.Tensor]) -> Any:
     """Eager's own answer, or eager's own exception with a note that names the user's line."""
     assert graph.code  # reading it makes a lazy module write its forward
+    before = ambient.ambient()
     try:
         return graph.forward(*inputs)  # calling the module would print to stderr and drop the traceback
     except Exception as error:
+        ambient.restore(before)  # the graph switches modes back at its end only
         line = raised_at(graph, error)
         if line:
             error.add_note(f"raised by the operation at {line}, in a function compiled by TensorPlay")
