@@ -200,6 +200,9 @@ template <int N, class T, class V, class L, class F> FI void store_at(T *p, V v,
   for (int k = 0; k < live; k++) p[at(k)] = t[k];
 }
 
+FI void prefetch(const void *p) { __builtin_prefetch(p); }
+FI void prefetch_out(const void *p) { __builtin_prefetch(p, 1); }
+
 FI i8 *bare(b1 *p) { return (i8 *)p; }  // booleans move as bytes
 FI const i8 *bare(const b1 *p) { return (const i8 *)p; }
 template <class T> FI T *bare(T *p) { return p; }
@@ -235,6 +238,7 @@ template <class R, class T> static void turn(R *to, i64 pitch, const T *from, i6
     for (; i + B <= columns; i += B) {
       vec<typename Plain<decltype(*bare(to))>::R, B> block[B] = {};
       UNROLL for (int k = 0; k < B; k++) block[k] = load<B>(bare(from) + (whole + k) * step + i);
+      UNROLL for (int k = 0; k < B; k++) prefetch(bare(from) + (whole + B + k) * step + i);  // too far apart for the hardware
       transpose(block);
       UNROLL for (int k = 0; k < B; k++) store<B>(bare(to) + (i + k) * pitch + whole, block[k]);
     }
@@ -244,5 +248,3 @@ template <class R, class T> static void turn(R *to, i64 pitch, const T *from, i6
   for (i64 j = whole; j < rows; j++)
     for (i64 i = 0; i < columns; i++) put(to + i * pitch + j, get(from + j * step + i));
 }
-FI void prefetch(const void *p) { __builtin_prefetch(p); }
-FI void prefetch_out(const void *p) { __builtin_prefetch(p, 1); }
