@@ -41,6 +41,8 @@ def agree(got: Any, want: Any) -> bool:
     """Equal, or for floats within the bound of the dtype."""
     if isinstance(want, (tuple, list)):
         return len(got) == len(want) and all(map(agree, got, want))
+    if type(got) is float and type(want) is float:  # read from a tensor of any dtype
+        return near(torch.tensor(got), torch.tensor(want), TOLERANCE[torch.float32])
     if not isinstance(want, Tensor):
         return got is want or got == want or (got != got and want != want)
     return isinstance(got, Tensor) and near(got, want, TOLERANCE.get(want.dtype, 0.0))
@@ -56,7 +58,7 @@ def difference(got: Tensor, want: Tensor) -> str:
 
 
 def copies(inputs: Sequence[Tensor]) -> list[Tensor]:
-    """Copies of whole storages, so that inputs that share memory still do."""
+    """Copies of whole storages, so that inputs that share memory still do; of leaves that train, such leaves."""
     storages: dict[int, Tensor] = {}
     out = []
     for t in inputs:
@@ -64,7 +66,8 @@ def copies(inputs: Sequence[Tensor]) -> list[Tensor]:
         if key not in storages:
             storages[key] = torch.empty(0, dtype=torch.uint8, device=t.device).set_(t.untyped_storage()).clone()
         copy = torch.empty(0, dtype=t.dtype, device=t.device)
-        out.append(copy.set_(storages[key].untyped_storage(), t.storage_offset(), t.shape, t.stride()))
+        copy.set_(storages[key].untyped_storage(), t.storage_offset(), t.shape, t.stride())
+        out.append(copy.requires_grad_(t.requires_grad and t.is_leaf))
     return out
 
 
@@ -145,7 +148,8 @@ class Runs:
         """The results of one level, and behind them the inputs as it left them."""
         torch.set_rng_state(self.random)
         given = copies(self.inputs)
-        return [*_flat(level(*given)), *given]
+        results = [torch.tensor(x) if type(x) in (int, float) else x for x in _flat(level(*given))]
+        return [*results, *given]
 
     def nodes(self, module: fx.GraphModule) -> dict[str, Any]:
         """The value of every node of a graph."""

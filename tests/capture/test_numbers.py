@@ -424,3 +424,28 @@ PROBES = {
 @pytest.mark.parametrize("name", PROBES)
 def test_nothing_tells_a_number_from_a_float(name):
     assert same(outcome(tp.compile(PROBES[name]), (X, VALUES[0])), outcome(PROBES[name], (X, VALUES[0])))
+
+
+def test_verify_takes_numbers_and_training_steps():
+    linear = torch.nn.Linear(4, 4)
+
+    def step(x, t):
+        linear.weight.grad = None
+        loss = linear(x).pow(2).mean() * t.item()
+        loss.backward()
+        with torch.no_grad():
+            linear.weight.sub_(linear.weight.grad, alpha=0.1)
+        return loss.detach()
+
+    def read(x, t):
+        linear.weight.detach().mul_(t.item())
+        return linear.weight.sum().item(), (x * 1.1).sum().item()
+
+    for f in (step, read):
+        cf, before = tp.compile(f, verify=True), linear.weight.detach().clone()
+        for v in (0.5, 2.0):
+            left = []
+            for g in (f, cf):
+                linear.weight.data.copy_(before)
+                left.append((g(X, torch.tensor(v)), linear.weight.detach().clone()))
+            assert same(left[1], left[0])
