@@ -449,3 +449,10 @@ def test_verify_takes_numbers_and_training_steps():
                 linear.weight.data.copy_(before)
                 left.append((g(X, torch.tensor(v)), linear.weight.detach().clone()))
             assert same(left[1], left[0])
+
+
+def test_a_gate_on_a_negative_zero_keeps_its_sign():
+    cf = tp.compile(lambda x, t: torch.nan_to_num(x, t.item()))
+    x = torch.tensor([math.nan, 1.0])
+    for v in (0.0, -0.0, 0.0):
+        assert torch.equal(cf(x, torch.tensor(v)).signbit(), torch.nan_to_num(x, v).signbit())

@@ -419,7 +419,7 @@ def _nan_to_num(cx: Any, x: Lowered, nan: Any = None, posinf: Any = None, neginf
     up, down = info.max if posinf is None else posinf, info.min if neginf is None else neginf
 
     def formula(a):
-        return where(s.isnan(a), nan or 0.0, where(s.eq(a, math.inf), up, where(s.eq(a, -math.inf), down, a)))
+        return where(s.isnan(a), 0.0 if nan is None else nan, where(s.eq(a, math.inf), up, where(s.eq(a, -math.inf), down, a)))
 
     return apply(cx, formula, (x,))
 
