@@ -235,7 +235,7 @@ def _methods() -> dict[str, Any]:
     return found
 
 
-_TELLING = frozenset(("type", "vars", "dir", "__dict__", "SymInt", "SymFloat", "SymBool"))
+_TELLING = frozenset(("type", "vars", "dir", "__dict__", "SymInt", "SymFloat", "SymBool", "ExitStack", "closing"))
 _KEEP = frozenset(
     """__new__ __init__ __class__ __getattribute__ __getattr__ __setattr__ __delattr__ __init_subclass__ __subclasshook__ __dir__
     __doc__ __sizeof__ __reduce__ __reduce_ex__ __bool__ __getstate__""".split()

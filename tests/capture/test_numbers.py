@@ -12,6 +12,7 @@ import pickle
 import random
 import statistics
 import warnings
+from contextlib import ExitStack
 from contextlib import suppress as quiet
 
 import pytest
@@ -348,6 +349,12 @@ def suppressed(x, t):
     return x
 
 
+def stacked(x, t):
+    with ExitStack() as stack:
+        stack.callback(lambda: x.add_(1))
+        return x * (1 / t.item())
+
+
 def at_last(x, t):
     try:
         return x * (1 / t.item())
@@ -355,7 +362,7 @@ def at_last(x, t):
         x.add_(1)
 
 
-@pytest.mark.parametrize("f", [swallowed, suppressed, at_last])
+@pytest.mark.parametrize("f", [swallowed, suppressed, stacked, at_last])
 def test_code_that_meets_exceptions_gets_constants(f):
     cf = tp.compile(f, recompile_limit=16)
     for v in (2.0, 0.0, 3.0, 0.0):
