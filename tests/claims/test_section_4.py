@@ -1,13 +1,19 @@
 """Section 4: the graph passes, decomposition and functionalization; examples 4.1 to 4.4 node for node."""
 
+import functools
+
 import pytest
 import torch
 from torch.nn import functional as F
 
 import tensorplay as tp
+from tensorplay.capture import tracer
+from tensorplay.capture.tracer import capture
 from tensorplay.graph.dce import dce
 from tensorplay.graph.passes import FRONT_END, ROUNDS, run_passes
 from tensorplay.graph.regions import regions
+from tensorplay.key.signature import entry
+from tensorplay.replay import replay_of
 from tensorplay.testing import CAP, FRONT, OPG, RUN, K, N, eq, near, targets
 
 from ..graph.programs import captured, traced
@@ -356,3 +362,36 @@ def test_table_4_3_passes_of_this_program_in_order():
 
 def test_the_front_end_is_the_chapter_s_order():
     assert [p.__name__ for p in FRONT_END] == ["normalize", "fold", "decompose", "cse", "dce", "mark_regions"]
+
+
+# ---- corollary 3.1: gates are extracted before dead-code elimination -----------------------------------------------
+
+
+def _branches_on_a_write(x):
+    y = x.clone()
+    y.view(-1).add_(1)  # of which only the gate knows
+    return x * 2 if y.sum() > 0 else x - 1
+
+
+def _held(captured):
+    """Whether the replay graph gives, on the inputs of the capture, the outcomes that the capture saw."""
+    return replay_of(captured)(captured.samples) == tuple(entry(gate.value) for gate in captured.gates)
+
+
+def test_gates_extracted_after_dead_code_elimination_are_wrong(monkeypatch):
+    x = torch.full((3,), -0.5)
+    assert _held(capture(_branches_on_a_write, (x,), {}))
+    extract = tracer.replay_graph
+
+    def late(graph, root, taken, traits, keep):
+        gates = {gate.node for gate in taken} if keep else set()
+        for node in reversed(graph.nodes):
+            if not node.users and node.op not in ("placeholder", "output") and node not in gates:
+                graph.erase_node(node)
+        return extract(graph, root, taken, traits)
+
+    monkeypatch.setattr(tracer, "replay_graph", functools.partial(late, keep=False))
+    with pytest.raises(KeyError):  # the gates themselves are dead
+        capture(_branches_on_a_write, (x,), {})
+    monkeypatch.setattr(tracer, "replay_graph", functools.partial(late, keep=True))
+    assert not _held(capture(_branches_on_a_write, (x,), {}))  # and so is the write
