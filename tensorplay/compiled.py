@@ -22,6 +22,7 @@ from torch import nn
 from torch.autograd import forward_ad as _forward_ad
 
 from . import config, registry
+from .collector import Rest
 from .errors import FirstCallError, GraphCaptureError, RecompileLimitError, StrictNativeError, VerificationError
 from .fallback import Fallback, Fallbacks, describe, line_of, split_line
 from .graph.choices import Choices
@@ -237,7 +238,7 @@ class Compiled(Dispatch):
             if found is None:
                 self._keep(tuple(v for v in self.versions if v.alive))
                 try:
-                    with hooks_aside():
+                    with hooks_aside(), Rest():
                         found = self._build(call, args, kwargs)
                 except _Raised as raised:
                     error = raised.error

@@ -20,6 +20,7 @@ import numpy
 import torch
 from torch import fx
 
+from ..collector import Rest
 from ..key.sources import Source
 from .effects import Kept
 from .gradients import written
@@ -194,8 +195,7 @@ class Newborn:
     """Knows which objects were made while it was open: the collector rests, so they are of its youngest generation."""
 
     def __enter__(self) -> Newborn:
-        self.enabled = gc.isenabled()
-        gc.disable()
+        self.rest = Rest().__enter__()
         self.older = gc.get_objects(0)  # held, so that no new object takes the place of one that dies
         self.early: set[int] = set()  # made before someone asked for a collection, which made them older
         self.ids: set[int] | None = None
@@ -204,8 +204,7 @@ class Newborn:
 
     def __exit__(self, *error: object) -> None:
         gc.callbacks.remove(self.collected)
-        if self.enabled:
-            gc.enable()
+        self.rest.__exit__()
         del self.older
 
     def collected(self, phase: str, info: dict[str, int]) -> None:

@@ -146,7 +146,7 @@ class _Tape(Run):
 
     def call(self, node: fx.Node, values: dict[fx.Node, Any]) -> Any:
         nodes = self.recorder.graph.nodes
-        last = next(reversed(nodes), None)
+        last = next(iter(reversed(nodes)), None)
         found = super().call(node, values)
         if node.meta.get("checkpoint"):
             for made in itertools.takewhile(lambda n: n is not last, reversed(nodes)):
