@@ -17,7 +17,7 @@ PEERS = ("torch._dynamo", "torch._inductor", "torch._functorch.aot_autograd", "t
 # The order of the data. A folder imports from what stands left of it.
 ORDER = ("base", "key", "capture", "graph", "ops", "joint", "loops", "schedule", "codegen", "artifacts", "runtime", "line", "top")  # fmt: skip
 RANK = {layer: k for k, layer in enumerate(ORDER)}
-BASE = {"_native", "native", "errors", "config", "record", "version", "training", "collectives", "source", "stax.expr", "stax.rewrite", "stax.dtypes", "stax"}
+BASE = {"_native", "native", "errors", "config", "record", "version", "training", "collector", "collectives", "source", "stax.expr", "stax.rewrite", "stax.dtypes", "stax"}
 LINE = {"stax.pipeline"}
 LAUNCHERS = {"stax.codegen.triton.launch"}  # part of the run time, kept beside its printer
 # What crosses an arrow: files that only declare. Every folder may name them, and they import nothing but each other.

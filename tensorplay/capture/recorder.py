@@ -20,7 +20,7 @@ from torch.overrides import TorchFunctionMode
 
 from ..collectives import name_of
 from ..key.sources import Attribute, Method, Source
-from . import ambient, gradients
+from . import ambient, gradients, history
 from .exchange import C10D, exchange, exchange_in_place
 from .gates import Taken, Trait
 from .isolate import isolate
@@ -70,6 +70,7 @@ class Recorder(Values, TorchFunctionMode):
         self.grads: dict[int, tuple[Tensor, Tensor | None]] = {}  # tensors whose `grad` the function set, and to what
         self._lies: set[int] = set()  # storages in which values of the run lie
         self._historic: set[int] = set()  # storages that autograd may have kept for a backward
+        self._histories: dict[Any, Any] = {}  # what stands for autograd nodes that the function has seen
         self.spent: set[Any] = set()  # autograd nodes whose saved tensors a backward has freed
         for name, tensor, source in argument_tensors(args, kwargs, _parameter_names(fn)):
             if id(tensor) not in self._known:
@@ -91,8 +92,8 @@ class Recorder(Values, TorchFunctionMode):
         if func in STATE_SETTERS:
             return func(*args, **kwargs)
         reason = ESCAPES.get(func)
-        if func == _GRAD_FN and self._has_no_history(args[0]):
-            return None
+        if func == _GRAD_FN:
+            return self._history(args[0])
         if reason is not None:
             self.refuse(f"{describe(func)} {reason}")
         if func in PLACEHOLDER_METADATA:
@@ -320,6 +321,7 @@ class Recorder(Values, TorchFunctionMode):
         self._groups.clear()
         self.grads.clear()
         self.spent.clear()
+        self._histories.clear()
         self.reach.tensors.clear()
         vars(self.execution).clear()  # it and the watch hold methods of this recorder: no cycle keeps the caller's
         del self.watch, self.execution  # objects alive
@@ -478,13 +480,22 @@ class Recorder(Values, TorchFunctionMode):
             self._lift(value, source, f"{node.name}_grad")
         return value
 
-    def _has_no_history(self, tensor: Tensor) -> bool:
-        """Whether `grad_fn` is None; of an input that is in the key where it is a leaf."""
+    def _history(self, tensor: Tensor) -> Any:
+        """The `grad_fn`: of an input only where it is a leaf, which is in the key then; else known by its identity."""
         with torch._C.DisableTorchFunction():
-            history = self._substitute(tensor).grad_fn
-        if history is None:
+            found = self._substitute(tensor).grad_fn
+        if found is None:
             self._placeholder_metadata(_IS_LEAF, (tensor,))
-        return history is None
+            return None
+
+        def refuse() -> None:
+            self.refuse(f"{describe(_GRAD_FN)} {ESCAPES[_GRAD_FN]}")
+
+        if self.source_of_input(tensor) is not None:
+            refuse()
+        if found not in self._histories:
+            self._histories[found] = history.node_of(refuse)
+        return self._histories[found]
 
     def _deepcopy(self, tensor: Tensor) -> Tensor:
         if tensor.requires_grad:

@@ -12,6 +12,7 @@ from torch import nn
 from torch.nn.utils.parametrizations import spectral_norm, weight_norm
 
 import tensorplay as tp
+from tensorplay.testing import C
 
 from .sequences import T, check
 
@@ -352,3 +353,40 @@ def test_inside(name):
     check(lambda: make(PROGRAMS[name]), step=step)
     assert torch._C._len_torch_function_stack() == 0 and torch._C._len_torch_dispatch_stack() == 0
     assert torch._C._functorch.maybe_current_level() is None
+
+
+def test_whether_a_value_has_a_history():
+    def f(x):
+        y, (a, b) = x * 2, x.split(2)
+        assert a.grad_fn is b.grad_fn
+        same = y.grad_fn is y.grad_fn and y.grad_fn == y.grad_fn and y.grad_fn != a.grad_fn
+        return y + 1 if y.grad_fn is not None and same else y.sum()
+
+    x = T(1, 2, 3, 4)
+    cf = tp.compile(f, strict_native=True, backend="eager")
+    for call in (x, r(1, 2, 3, 4), x, r(1, 2, 3, 4)):
+        got = cf(call)
+        assert torch.equal(got, f(call)) and got.requires_grad == call.requires_grad
+    assert C(cf) == 2
+
+
+HISTORIES = {
+    "type": lambda y: y * len(type(y.grad_fn).__name__), "text": lambda y: y * len(str(y.grad_fn)), "name": lambda y: y * len(y.grad_fn.name()),
+    "class": lambda y: y + isinstance(y.grad_fn, torch.autograd.graph.Node), "formatted": lambda y: y * len(f"{y.grad_fn}"),
+    "returned": lambda y: y.grad_fn, "returned in a list": lambda y: [y, y.grad_fn], "inputs": lambda y: y * len(y.grad_fn.next_functions),
+    "text of its type": lambda y: y * len(str(type(y.grad_fn))), "attribute": lambda y: y + hasattr(y.grad_fn, "saved_tensors"),
+    "metadata": lambda y: y.grad_fn.metadata.update(a=1) or y, "hook": lambda y: y.grad_fn.register_hook(lambda *g: None) and y,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", HISTORIES)
+def test_nothing_else_of_a_history_is_known(name):
+    def f(x):
+        return HISTORIES[name](x * 2)
+
+    x = r(1, 2, 3)
+    with pytest.raises(tp.GraphCaptureError, match="grad_fn reads the history"):
+        tp.compile(f, strict_native=True, backend="eager")(x)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert str(type(tp.compile(f, backend="eager")(x))) == str(type(f(x)))
