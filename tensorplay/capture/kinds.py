@@ -35,7 +35,8 @@ _TORCH = os.path.dirname(torch.__file__) + os.sep
 OURS = os.path.dirname(os.path.dirname(__file__)) + os.sep
 _STDLIB = sysconfig.get_paths()["stdlib"] + os.sep
 _SITE = (os.sep + "site-packages" + os.sep, os.sep + "dist-packages" + os.sep)
-_LIBRARIES = frozenset(("torch", "numpy", "tensorplay", "builtins", *sys.stdlib_module_names)) - {"__main__"}
+# _pytest: the assertions of every test file name it, and all tests of the session hang on it
+_LIBRARIES = frozenset(("torch", "numpy", "tensorplay", "_pytest", "builtins", *sys.stdlib_module_names)) - {"__main__"}
 
 SCALARS = frozenset(
     (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size)

@@ -276,7 +276,7 @@ static PyObject *direct(PyObject *self, PyObject *args) {
   if (PyErr_Occurred()) return NULL;
   impl_at = place_of(samples, 1, sizeof(PyObject), tensor_type->tp_base->tp_basicsize);
   if (impl_at < 0) Py_RETURN_FALSE;
-  Py_ssize_t keys = place_of(samples, 2, 0, 176); /* a TensorImpl is no smaller: its keys are its last word today */
+  Py_ssize_t keys = place_of(samples, 2, 0, 184); /* its keys are the last word of a TensorImpl, at 168 or, where it has names, 176 */
   if (keys < 0) Py_RETURN_FALSE;
   keys_at = (size_t)keys;
   void *impl = impl_of(PyTuple_GET_ITEM(PyTuple_GET_ITEM(samples, 0), 0));

@@ -85,7 +85,7 @@ VIEWS = {
 OTHER_LAYOUTS = (
     "sparse", "nested", "jagged", "values", "indices", "crow", "ccol", "row_indices", "col_indices", "fw_primal", "make_dual",
     "unpack_dual", "_conj", "_neg_view", "_test_", "backward", "batch_gather", "view_of", "_lazy", "is_pinned", "quantized",
-    "coalesce", "prim", "_fw", "_autocast", "_to_", "dense", "pin_memory", "slice_inverse",
+    "coalesce", "prim", "align_to", "refine_names", "rename", "_fw", "_autocast", "_to_", "dense", "pin_memory", "slice_inverse",
 )  # fmt: skip
 
 

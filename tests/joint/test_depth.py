@@ -27,7 +27,7 @@ from .test_decompose import CASES, special
 Op = torch._ops.OpOverload
 # other layouts, other devices, packed arguments, and backward kernels that only a forward kernel's own state fits
 ELSEWHERE = [
-    "sparse", "coalesce", "to_dense", "nested", "mkldnn", "quantize", "fake_quant", "fbgemm", "rowwise", "xla", "cufft", "cudnn", "vulkan", "nnpack", "packed", "pack_padded", "_test", "batch_dim", "unpack_dual", "_version", "get_gradients", "lanczos", "lstm_cell", "gru_cell", "backward", "wrapped", "qparams", "propagate",
+    "sparse", "coalesce", "to_dense", "nested", "mkldnn", "quantize", "fake_quant", "fbgemm", "rowwise", "xla", "cufft", "cudnn", "vulkan", "nnpack", "packed", "pack_padded", "_test", "batch_dim", "unpack_dual", "_version", "get_gradients", "lanczos", "names", "Dimname", "align_to", "lstm_cell", "gru_cell", "backward", "wrapped", "qparams", "propagate",
 ]  # fmt: skip
 
 

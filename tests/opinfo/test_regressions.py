@@ -45,6 +45,8 @@ CASES: dict[str, tuple[torch.Tensor, Callable[[torch.Tensor], object]]] = {
 @pytest.mark.parametrize("name", CASES)
 def test_found_by_the_operator_database(name: str) -> None:
     x, function = CASES[name]
+    if name == "any of a reduction as condition" and torch.__version__ < (2, 13):
+        pytest.skip("quantile of this torch compares data on the host")
     compiled = tp.compile(function, strict_native=True)
     got, want = tree_leaves(compiled(x)), tree_leaves(function(x))
     assert eq(tuple(got), tuple(want))
