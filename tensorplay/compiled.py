@@ -28,7 +28,7 @@ from .fallback import Fallback, Fallbacks, describe, line_of, split_line
 from .graph.choices import Choices
 from .key.aliasing import same_objects
 from .key.ambient import ambient, foreign_mode
-from .key.guards import Guard
+from .key.guards import GATES, Guard
 from .key.signature import signature
 from .key.version import Call, Version
 from .limits import advice
@@ -171,6 +171,7 @@ class Compiled(Dispatch):
         self._backend = registry.lookup(settings.backend)
         self._lock = threading.RLock()
         self._limit: Fallback | None = None
+        self._varied = False  # whether numbers that calls compute have been seen to differ
 
     # ---- the call ----------------------------------------------------------------------------------------------
 
@@ -269,7 +270,8 @@ class Compiled(Dispatch):
         from .replay import replay_of
 
         start = time.perf_counter()
-        captured = self._capture(args, kwargs, numbers)
+        self._varied = self._varied or self._would_serve(missed)
+        captured = self._capture(args, kwargs, numbers, self._varied)
         if isinstance(captured, Fallback):
             if captured.passing:
                 captured.count += 1
@@ -325,12 +327,19 @@ class Compiled(Dispatch):
             self._limit = self._fallbacks.take(reason, line_of(self.fn), RecompileLimitError)
         return self._limit
 
-    def _capture(self, args: tuple, kwargs: dict[str, Any], numbers: bool = True) -> Any:
+    def _would_serve(self, missed: Miss) -> bool:
+        """Whether a version would have served the call, had it kept the numbers symbolic that it took by value."""
+        return any(
+            v.captured is not None and v.captured.by_value and [g.condition for g in failing] == [GATES]
+            for v, failing in zip(self.versions, missed.reasons)
+        )
+
+    def _capture(self, args: tuple, kwargs: dict[str, Any], numbers: bool, varied: bool) -> Any:
         """What capture found, or the fallback where it refused."""
         from .capture.tracer import capture
 
         try:
-            return capture(self.fn, args, kwargs, numbers)
+            return capture(self.fn, args, kwargs, numbers, varied)
         except GraphCaptureError as error:
             line, reason = split_line(describe(error))
             fallback = self._fallbacks.take(reason, line or line_of(self.fn), type(error), error)

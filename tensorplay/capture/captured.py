@@ -36,6 +36,7 @@ class Captured:
     written: positions of the placeholders whose storage the function writes.
     random: whether it draws from a generator.
     numbers: whether nodes of the graph are Python numbers (`meta["number"]`), which `Tensor.item` reads at each call.
+    by_value: whether numbers that the call computed, and that could be such nodes, are constants, since no other value was seen.
     ties: pairs of places that held one object during the capture, of which the trace read only the second.
     """
 
@@ -50,3 +51,4 @@ class Captured:
     random: bool = False
     ties: tuple[tuple[Source, Source], ...] = ()
     numbers: bool = False
+    by_value: bool = False

@@ -24,7 +24,7 @@ from . import ambient, gradients, history
 from .exchange import C10D, exchange, exchange_in_place
 from .gates import Taken, Trait
 from .isolate import isolate
-from .numbers import concrete, kept, numbers_in, settle, stay
+from .numbers import Kept, concrete, kept, numbers_in, settle, stay
 from .patches import apply_function, opened
 from .reach import Reach, argument_tensors
 from .spelling import (
@@ -70,6 +70,8 @@ class Recorder(Values, TorchFunctionMode):
         self.grads: dict[int, tuple[Tensor, Tensor | None]] = {}  # tensors whose `grad` the function set, and to what
         self._lies: set[int] = set()  # storages in which values of the run lie
         self._historic: set[int] = set()  # storages that autograd may have kept for a backward
+        self._variables: set[fx.Node] = set()  # numbers that the caller's memory held, and what Python computed from them
+        self.by_value = False  # whether a number that could have stayed symbolic is a constant
         self._histories: dict[Any, Any] = {}  # what stands for autograd nodes that the function has seen
         self.spent: set[Any] = set()  # autograd nodes whose saved tensors a backward has freed
         for name, tensor, source in argument_tensors(args, kwargs, _parameter_names(fn)):
@@ -84,7 +86,8 @@ class Recorder(Values, TorchFunctionMode):
             raise self.pending
         if self.number_owner and (numbers := numbers_in((args, kwargs))) and not self._enters(func):
             aside = self._levels or self.watch.alone is not None
-            args, kwargs = (args, kwargs) if not aside and stay(func, args, kwargs, numbers) else (settle(args), settle(kwargs))
+            if aside or not stay(func, args, kwargs, numbers) or self._by_value(numbers):
+                args, kwargs = settle(args), settle(kwargs)
         if func in METADATA:
             if self._stand_ins:
                 args = self._substitute(args)
@@ -357,6 +360,8 @@ class Recorder(Values, TorchFunctionMode):
             self.number_owner.append(self)
         made = self.graph.call_method("item", (node,))
         self.traits[made] = Trait(self.traits[node].touches)
+        if node.op == "placeholder" or self.traits[node].lies & {*self.sample_keys}:
+            self._variables.add(made)
         return kept(value, self._is_number(made, type(value)), self.number_owner)
 
     def number_node(self, op: Callable, args: tuple) -> fx.Node:
@@ -367,7 +372,18 @@ class Recorder(Values, TorchFunctionMode):
 
     def number(self, op: Callable, args: tuple, result: Any) -> Any:
         """The number that an operator of Python gives."""
-        return kept(result, self._is_number(self.number_node(op, args), type(result)), self.number_owner)
+        made = self.number_node(op, args)
+        if not self._variables.isdisjoint(a for a in args if isinstance(a, fx.Node)):
+            self._variables.add(made)
+        return kept(result, self._is_number(made, type(result)), self.number_owner)
+
+    def _by_value(self, numbers: list[Kept]) -> bool:
+        """Whether numbers that a tensor operator takes are constants of the version: what stands in the caller's memory is
+        a variable of the program, what was computed becomes one when a call has computed another value."""
+        if self.learned.varied or any(n._node in self._variables for n in numbers):
+            return False
+        self.by_value = True
+        return True
 
     def _is_number(self, node: fx.Node, kind: type) -> fx.Node:
         node.meta["line"], node.meta["spec"], node.meta["number"] = self.line(), None, kind
@@ -411,7 +427,8 @@ class Recorder(Values, TorchFunctionMode):
                     value = baked[known[1]] = tensor.item()
                 history = torch.is_grad_enabled() and any(t.requires_grad for t in tensors(args))
                 if known[1] in factors and self._stays(value) and not history:
-                    baked[known[1]] = self._item(known[1], value)._node
+                    baked[known[1]] = number = self._item(known[1], value)._node
+                    self._variables.add(number)
                     seen.read = [t for t in seen.read if t is not tensor]  # the shape of the result depends on none
                 else:
                     self._gate("item", original, value)

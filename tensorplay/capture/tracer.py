@@ -46,22 +46,25 @@ _LOCK = threading.RLock()
 _RESTARTS = 200
 
 
-def capture(fn: Any, args: tuple, kwargs: dict, numbers: bool = True) -> Captured:
-    """Runs `fn(*args, **kwargs)` once and records it. numbers: whether what `item` reads may stay symbolic."""
+def capture(fn: Any, args: tuple, kwargs: dict, numbers: bool = True, varied: bool = False) -> Captured:
+    """Runs `fn(*args, **kwargs)` once and records it.
+
+    numbers: whether what `item` reads may stay symbolic; varied: whether what it reads of results did differ between calls.
+    """
     messages = Messages()
     try:
         with _LOCK:
             RUNNING.append((threading.get_ident(), None))
             try:
-                return _capture(fn, args, kwargs, messages, numbers)
+                return _capture(fn, args, kwargs, messages, numbers, varied)
             finally:
                 RUNNING.pop()
     finally:
         messages.show()
 
 
-def _capture(fn: Any, args: tuple, kwargs: dict, messages: Messages, numbers: bool) -> Captured:
-    learned = Learned(numbers=numbers)
+def _capture(fn: Any, args: tuple, kwargs: dict, messages: Messages, numbers: bool, varied: bool) -> Captured:
+    learned = Learned(numbers=numbers, varied=varied)
     first: _Settle | None = None  # a run whose Python effects, such as filling a cache, were left in place
     each_time: frozenset[str] | None = None  # what the run after it changed as well
     try:
@@ -253,6 +256,7 @@ def _assemble(recorder: Recorder, reach: Reach, rebuild: Any, rows: tuple, tied:
         any(trait.random for trait in recorder.traits.values()),
         tied,
         any("number" in node.meta for node in graph.nodes),
+        recorder.by_value,
     )
 
 

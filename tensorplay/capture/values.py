@@ -58,6 +58,7 @@ class Learned:
     isolated: set[int] = field(default_factory=set)  # keys of the caller's storages that the function writes
     inlined: set[Any] = field(default_factory=set)  # library functions with a data gate inside
     numbers: bool = True  # whether what `item` reads may stay symbolic
+    varied: bool = False  # whether what it read from a result of the call has differed between calls
 
 
 class Values:

@@ -90,7 +90,7 @@ PROGRAMS = {
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_one_version_serves_every_value(name):
     how = {"strict_native": name not in ("matrix", "division of integers")}
-    versions = len(VALUES) if name in ("matrix", "assigned") else 1
+    versions = len(VALUES) if name in ("matrix", "assigned") else 2 if name == "of a number" else 1
     follow(PROGRAMS[name], scalar(), versions, **how)
 
 
@@ -108,7 +108,18 @@ def test_counts():
         n = (x > t).sum().item()
         return x.sum() / n, x * n, n, n + 1, -n, n * 0.5
 
-    follow(f, [(X, t) for t in VALUES[:4]] + [(X, torch.tensor(-9.0))])
+    follow(f, [(X, t) for t in VALUES[:4]] + [(X, torch.tensor(-9.0))], 2)
+
+
+def test_a_computed_number_is_a_constant_until_another_is_computed():
+    def f(x):
+        return x * x.max().item() if x.dim() == 2 else x + x.max().item()
+
+    cf = follow(f, [(X,), (X,), (X + 0,)])
+    assert cf.versions[0].captured.by_value and cf.versions[0].gates
+    cf = follow(f, [(X,), (2 * X,), (X,), (3 * X,), (-X,), (X[0],), (X[0] * 2,)], 3)  # known to vary, it varies everywhere
+    assert [len(v.gates) for v in cf.versions] == [1, 0, 0]
+    assert cf.log == ["recompiling 'f': control-flow gate outcomes match the traced branch", *cf.log[1:]] and len(cf.log) == 2
 
 
 @pytest.mark.parametrize("level", ["eager", "aot_eager", "stax"])
