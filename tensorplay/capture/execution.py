@@ -14,6 +14,7 @@ import io
 import logging
 import os
 import sys
+import threading
 import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -22,7 +23,7 @@ from typing import Any
 import torch
 
 from ..key.sources import Environment, Result, Root, Source
-from .kinds import OURS, file_of, is_library_file, is_torch_file
+from .kinds import OURS, file_of, is_installed_file, is_library_file, is_torch_file
 
 # calls into these modules depend on, or change, what is outside of the program; names that are harmless
 OUTSIDE: dict[str, tuple[str, frozenset[str]]] = {
@@ -41,9 +42,18 @@ OUTSIDE: dict[str, tuple[str, frozenset[str]]] = {
     ),
     "_uuid": ("draws random bytes", frozenset()),
     "_queue": ("uses a queue", frozenset()),
+    "gc": ("asks the garbage collector", frozenset(("collect", "is_tracked"))),
 }  # fmt: skip
 _NAMED = {"getattr", "hasattr", "setattr", "delattr"}  # builtins that take an attribute's name
 _ALL_NAMES = {"vars", "dir", "globals"}  # builtins that give every name
+_LISTING = {"dir": "the names of an object and its classes", "globals": "all globals of a module"}
+# calls of the program's own code that depend on what no key holds
+_ASKING = {
+    "locked": "asks whether a lock is held, which a graph does not repeat",
+    "get_ident": "asks which thread runs, which a graph does not repeat",
+    "__subclasses__": "asks for the subclasses of a class, which the key does not hold",
+    "initial_seed": "reads the seed of a generator, which a graph does not repeat",
+}
 _CLOCK_METHODS = {"now", "utcnow", "today"}
 _IDENTITY = "asks for the identity of an object, which the key does not hold"
 # files whose calls into C are their own affair: reading source lines for a message, importing
@@ -150,12 +160,16 @@ class Execution:
             module = owner.__name__ if owner is not None else function.__module__
             if module == "builtins":
                 self._builtin(frame, name)
+            elif module == "_thread" and name in _ASKING:
+                self._asked(frame, name)
             elif module in OUTSIDE:
                 self._outside(module, name)
             elif module is not None and module.startswith("torch._C"):
                 self._setting(function, name, attention)
             return
         kind = owner if isinstance(owner, type) else type(owner)
+        if name in _ASKING:
+            self._asked(frame, name)
         if name == "apply" and issubclass(kind, torch.autograd.Function):
             self.refuse("uses a reference to Function.apply that was taken before, which capture cannot see on this torch")
         module = kind.__module__
@@ -182,10 +196,16 @@ class Execution:
                 self.names.add(found)
         elif name in _ALL_NAMES:
             self.every = True
+            if name in _LISTING and not is_installed_file(file_of(frame.f_code, frame.f_globals)):
+                self.refuse(f"{name}() lists {_LISTING[name]}, which the key does not hold")
         elif name == "id" and self.ran.get(frame.f_code) == NORMAL and not is_library_file(frame.f_code.co_filename):
             self.refuse(f"id() {_IDENTITY}")
         elif name in ("open", "input", "breakpoint"):
             self.refuse(f"{name}() uses a file, which a graph does not repeat")
+
+    def _asked(self, frame: types.FrameType, name: str) -> None:
+        if not is_installed_file(file_of(frame.f_code, frame.f_globals)):
+            self.refuse(f"{name}() {_ASKING[name]}")
 
     def _setting(self, function: Any, name: str, attention: int) -> None:
         """Settings of torch that the function reads are state; those that it changes cannot stand in a graph."""
@@ -330,6 +350,19 @@ def _handles_a_record(execution: Execution, frame: types.FrameType) -> None:
     execution.refuse("hands a record to a handler of logging, past its logger, which a graph does not repeat")
 
 
+def _asked_by_the_program(reason: str) -> Callable[[Execution, types.FrameType], None]:
+    """Refuses a function of a library that code of the program calls itself; libraries ask for their own sake."""
+
+    def refuse(execution: Execution, frame: types.FrameType) -> None:
+        caller = frame.f_back
+        if caller is not None and not is_installed_file(file_of(caller.f_code, caller.f_globals)):
+            execution.refuse(f"{frame.f_code.co_name}() {reason}, which a graph does not repeat")
+
+    return refuse
+
+
+_PATHS = (os.path.exists, os.path.lexists, os.path.isfile, os.path.isdir, os.path.islink, os.path.getsize, os.path.getmtime)
+_THREADS = (threading.current_thread, threading.active_count, threading.enumerate)
 _ENVIRON: Any = type(os.environ)
 _WATCHED: dict[types.CodeType, Callable[[Execution, types.FrameType], None]] = {
     _ENVIRON.__getitem__.__code__: _reads_variable,
@@ -340,4 +373,7 @@ _WATCHED: dict[types.CodeType, Callable[[Execution, types.FrameType], None]] = {
     logging.Logger.isEnabledFor.__code__: _asks_for_level,
     logging.Logger.getEffectiveLevel.__code__: _asks_for_effective_level,
     logging.Handler.handle.__code__: _handles_a_record,  # loggers do so after the capture (messages.py)
+    torch.initial_seed.__code__: _asked_by_the_program("reads the seed of the generator"),
+    **{f.__code__: _asked_by_the_program("asks the operating system") for f in _PATHS if hasattr(f, "__code__")},
+    **{f.__code__: _asked_by_the_program("asks which thread runs") for f in _THREADS},
 }

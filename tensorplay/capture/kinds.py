@@ -7,6 +7,7 @@ Always: nothing of the program runs here; what is not known to be harmless has a
 from __future__ import annotations
 
 import array
+import ctypes
 import datetime
 import decimal
 import dis
@@ -48,6 +49,7 @@ IMMUTABLE = (
     pathlib.PurePath, re.Pattern, types.EllipsisType, types.NotImplementedType, torch.Generator, operator.attrgetter,
     operator.itemgetter, operator.methodcaller, types.MethodDescriptorType, types.WrapperDescriptorType, str, bytes, int, float,
 )  # fmt: skip
+_FOREIGN: Any = ctypes.c_int.__mro__[-2]  # the class that all data of ctypes have
 BUFFERS = (bytearray, memoryview, array.array, numpy.ndarray)
 MAPPINGS = (dict, types.MappingProxyType)
 SEQUENCES = (list, tuple)
@@ -63,6 +65,8 @@ def hazard(value: Any) -> str:
     kind = type(value)
     if isinstance(value, (types.GeneratorType, types.CoroutineType, types.AsyncGeneratorType)):
         return f"a generator ({value.__qualname__})"
+    if isinstance(value, _FOREIGN) or kind.__module__ == "mmap":
+        return f"memory that Python does not own ({kind.__name__})"
     if hasattr(kind, "__next__") and (not kind.__flags__ & _HEAP_TYPE or kind.__module__ in _LIBRARIES):
         return f"an iterator ({kind.__name__})"
     if isinstance(value, numpy.ndarray) and (value.nbytes > LARGE or value.dtype.hasobject):
@@ -110,7 +114,7 @@ def is_library_class(cls: type) -> bool:
 
 def is_library_module(module: types.ModuleType) -> bool:
     """Whether a module belongs to an installed package; one without a file was made by the program, or is a namespace."""
-    filename = getattr(module, "__file__", None) or ""
+    filename = module.__dict__.get("__file__") or ""
     return is_installed_file(filename) or module.__name__.partition(".")[0] in _LIBRARIES
 
 

@@ -8,6 +8,7 @@ globals and classes; the globals of library code (torch, numpy, the standard lib
 
 from __future__ import annotations
 
+import abc
 import builtins
 import collections
 import functools
@@ -51,6 +52,7 @@ _SHARED = (type, types.FunctionType, types.MethodType, types.ModuleType)  # many
 _LIMIT = 100_000  # objects followed; beyond it the program is refused rather than half seen
 _NAMESPACE = vars(builtins)
 _BUILTINS = frozenset(_NAMESPACE)
+_IMPORTING = ({"import_module"}, {"__import__"}, {"sys", "modules"})  # names in code that may compute a module's name
 
 
 @dataclass(frozen=True)
@@ -207,13 +209,13 @@ class Reach:
             self.named.update(n for n in value.__reduce__()[1] if isinstance(n, str) for n in n.split("."))
 
     def _shared(self, value: Any, source: Source, place: Place) -> None:
-        """Functions and classes by identity, at every place of the program's own that holds one."""
+        """Functions, classes and modules by identity, at every place of the program's own that holds one."""
         if not _rebindable(source):
             return
         if isinstance(value, types.FunctionType):
             code = value.__code__ if is_installed_file(value.__code__.co_filename) else None
             self.scalars.append(Scalar(source, value, Place(place.name, code or place.code, place.inside)))
-        elif isinstance(value, type) and (isinstance(source, Cell) or not is_library_class(value)):
+        elif isinstance(value, (type, types.ModuleType)):
             self.scalars.append(Scalar(source, value, place))
 
     def _run(self) -> None:
@@ -256,6 +258,9 @@ class Reach:
             self._push(value.get(None), Variable(source), inside, False)
         elif isinstance(value, type):
             self._class(value, source, constructed=True)
+            if isinstance(value, abc.ABCMeta):  # a class that is registered later changes what isinstance answers
+                token = abc.get_cache_token
+                self.scalars.append(Scalar(Result(self._root(token, "abc.get_cache_token")), token(), inside))
         elif isinstance(value, types.ModuleType):
             self._namespace(value, source, frozenset())
         elif isinstance(value, BUFFERS):
@@ -380,11 +385,15 @@ class Reach:
                 continue
             if isinstance(value, types.ModuleType):
                 self._namespace(value, Item(owner, name), names)
-            elif isinstance(value, type):
-                if not is_library_class(value):
-                    self._push(value, Item(owner, name), Place(name), False)
-            elif not isinstance(value, types.FunctionType) or not is_library_file(value.__code__.co_filename):
+            elif isinstance(value, type) and not is_library_class(value):
+                self._push(value, Item(owner, name), Place(name), False)
+            elif not isinstance(value, type) and (
+                not isinstance(value, types.FunctionType) or not is_library_file(value.__code__.co_filename)
+            ):
                 self._push(value, Item(owner, name), Place(name), installed)
+                continue
+            if not installed and not name.startswith("__"):  # what belongs to a library is known by its identity alone
+                self.scalars.append(Scalar(Item(owner, name), value, Place(name)))
 
     def _imports(self, code: types.CodeType, namespace: dict, names: frozenset[str]) -> None:
         """Modules that import statements inside the code name."""
@@ -395,9 +404,17 @@ class Reach:
                 continue
             parts = full.split(".")
             for k in range(len(parts)):
-                module = sys.modules.get(".".join(parts[: k + 1]))
-                if isinstance(module, types.ModuleType):
-                    self._namespace(module, self._root(module, module.__name__), names)
+                self._loaded(".".join(parts[: k + 1]), names)
+        if any(names >= importing for importing in _IMPORTING) and not is_installed_file(file_of(code, namespace)):
+            for name in list(sys.modules):  # any module of the program may be meant
+                self._loaded(name, names)
+
+    def _loaded(self, name: str, names: frozenset[str]) -> None:
+        module, source = sys.modules.get(name), Item(self._root(sys.modules, "sys.modules"), name)
+        if isinstance(module, types.ModuleType):
+            self._namespace(module, source, names)
+        elif module is not None:
+            self._push(module, source, _ANYWAY, False)
 
     def _namespace(self, module: types.ModuleType, source: Source, names: frozenset[str]) -> None:
         """The members of an imported module that some code may name; libraries are left out."""

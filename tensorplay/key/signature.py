@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import array
 import collections
+import contextlib
 import datetime
 import decimal
 import enum
@@ -194,10 +195,10 @@ def followed(cls: type) -> bool:
     """Whether the attributes of an object of this class are read: those of the program's own classes, and those of
     Python classes of libraries that hold values, not machinery such as locks and loggers."""
     parts = cls.__module__.split(".")
-    if parts[0] not in _LIBRARIES or cls is threading.local:
+    if parts[0] not in _LIBRARIES or cls in _HOLDING:
         return True
     if parts[0] in _MACHINERY or any(part.startswith("_") for part in parts if part != "__main__"):
-        return cls.__module__ == "collections" or cls.__module__ == "_collections_abc"
+        return cls.__module__ in _HOLDERS
     return parts[0] not in ("numpy", "builtins")
 
 
@@ -215,10 +216,12 @@ def _slots(cls: type) -> tuple[str, ...] | None:
 
 
 _MACHINERY = frozenset(
-    ("tensorplay", "logging", "threading", "asyncio", "multiprocessing", "importlib", "unittest", "concurrent", "socket",
-     "subprocess", "io", "typing", "abc", "ast", "inspect", "contextlib", "weakref", "warnings", "traceback", "queue",
-     "selectors", "tempfile", "re", "random", "zoneinfo", "zipfile", "tarfile", "email", "http", "urllib", "ssl")
+    ("tensorplay", "logging", "asyncio", "multiprocessing", "importlib", "unittest", "socket", "subprocess", "io", "typing",
+     "abc", "ast", "contextlib", "warnings", "traceback", "selectors", "tempfile", "re", "random", "zoneinfo", "zipfile", "tarfile",
+     "email", "http", "urllib", "ssl")
 )  # fmt: skip
+_HOLDING = (threading.local, contextlib.nullcontext, contextlib.closing, contextlib.ExitStack)
+_HOLDERS = frozenset(("collections", "_collections_abc", "_weakrefset", "concurrent.futures._base"))
 _LIBRARIES = frozenset(("torch", "numpy", "tensorplay", "builtins", *sys.stdlib_module_names)) - {"__main__"}
 
 

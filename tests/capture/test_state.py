@@ -6,11 +6,13 @@ import contextvars
 import dataclasses
 import enum
 import functools
+import gc
 import itertools
 import operator
 import os
 import random
 import sys
+import threading
 import types
 
 import numpy as np
@@ -1059,6 +1061,92 @@ def attributes_made_on_demand():
         k = 3.0
 
     return (lambda x: x * box.k), [(t,), change, (t,)]
+
+
+# state of a program in a namespace of its own: how it begins, the body of f, what changes between the calls
+BETWEEN = {
+    "library_function": ("act = F.relu", "return act(x - 2)", "act = F.silu", "act = torch.sin"),
+    "library_class": ("A = nn.ReLU", "return A()(x - 2)", "A = nn.SiLU"),
+    "builtin_class": ("A = float", "return x * A(2.5)", "A = int", "A = lambda v: v + 9.0"),
+    "library_module": ("M = math", "return x * float(M.sqrt(4))", "M = np", "M = types.SimpleNamespace(sqrt=lambda v: v)"),
+    "exception_class": ("E = ValueError", "try:\n  raise KeyError\nexcept E: return x\nexcept LookupError: return -x", "E = KeyError"),
+    "checked_class": ("A = list", "return x * 2 if isinstance([], A) else x", "A = dict", "A = (dict, list)"),
+    "context_class": ("A = torch.no_grad", "with A(): return x.requires_grad_() * 2", "A = torch.enable_grad"),
+    "class_in_an_attribute": ("c = types.SimpleNamespace(A=nn.ReLU)", "return c.A()(x - 2)", "c.A = nn.SiLU"),
+    "class_in_a_class": ("class C: A = float", "return x * C.A(2.5)", "C.A = int"),
+    "class_in_a_list": ("c = [nn.ReLU]", "return c[0]()(x - 2)", "c[0] = nn.SiLU"),
+    "module_in_a_list": ("c = [torch, F]", "for m in c: x = m.relu(x) + 1\nreturn x", "c.pop()", "c[0] = np"),
+    "class_as_default": ("def h(x, A=float): return x * A(2.5)", "return h(x)", "h.__defaults__ = (int,)"),
+    "class_in_a_module": (
+        "class M(nn.Module):\n  def forward(self, x): return self.act(x - 2) * self.A(2.5)\nm = M(); m.act, m.A = F.relu, float",
+        "return m(x)", "m.act = F.silu", "m.A = int",
+    ),
+    "weak_values": (
+        "class A: k = 2.0\na = A(); w = weakref.WeakValueDictionary(a=a)",
+        "v = w.get('a')\nreturn -x if v is None else x * v.k", "a.k = 5.0", "del a",
+    ),
+    "weak_keys": (
+        "class A: pass\na, b = A(), A(); w = weakref.WeakKeyDictionary({a: 2.0, b: 3.0})",
+        "for v in w.values(): x = x * v\nreturn x", "w[a] = 5.0", "del b",
+    ),
+    "event": ("e = threading.Event()", "return x * 2 if e.is_set() else x", "e.set()", "e.clear()"),
+    "event_that_is_set": ("e = threading.Event()", "r = x * 2 if e.is_set() else x\ne.set()\nreturn r", "pass", "e.clear()"),
+    "lock": ("e = threading.Lock()", "return x * 2 if e.locked() else x", "e.acquire()", "e.release()"),
+    "semaphore": ("e = threading.Semaphore(3)", "with e: return x * e._value", "e.acquire()"),
+    "queue": ("q = queue.Queue(); [q.put(float(k)) for k in range(4)]", "return x * q.get_nowait()", "pass"),
+    "size_of_a_queue": ("q = queue.Queue()", "return x * q.qsize()", "q.put(1)"),
+    "future": ("q = concurrent.futures.Future()", "return x * q.result() if q.done() else x", "q.set_result(3.0)"),
+    "null_context": ("q = contextlib.nullcontext(2.0)", "with q as k: return x * k", "q.enter_result = 5.0"),
+    "bound_arguments": ("q = inspect.signature(lambda a: 0).bind(1.0)", "return x * q.arguments['a']", "q.arguments['a'] = 4.0"),
+    "number_of_ctypes": ("q = ctypes.c_double(2.0)", "return x * q.value", "q.value = 3.0"),
+    "structure_of_ctypes": ("class P(ctypes.Structure): _fields_ = [('a', ctypes.c_int)]\nq = P(2)", "return x * q.a", "q.a = 7"),
+    "mapped_memory": ("q = mmap.mmap(-1, 8)", "return x * q[0]", "q[0] = 5"),
+    "name_of_the_thread": ("threading.current_thread().name = 'b'", "return x * len(threading.current_thread().name)", "threading.current_thread().name = 'abc'"),
+    "path": ("", "return x * 2 if os.path.exists('..') else x", "pass"),
+    "collector": ("", "return x * 2 if gc.isenabled() else x", "gc.disable()", "gc.enable()"),
+    "seed": ("", "return x * torch.initial_seed()", "torch.manual_seed(7)"),
+    "listed_names": ("class A: pass\na = A()", "return x * len([n for n in dir(a) if n[0] == 'k'])", "A.k = 1"),
+    "subclasses": ("class A: pass", "return x * len(A.__subclasses__())", "class B(A): pass"),
+    "registered_class": (
+        "class A(abc.ABC): pass\nclass B: pass\nb = B()", "return x * 2 if isinstance(b, A) else x", "A.register(B)",
+    ),
+    "computed_global": ("K = 2.0; n = 'K'", "return x * globals()[n]", "K = 3.0", "L = 5.0; n = 'L'", "L = 6.0"),
+    "computed_module": ("n = 'computedmod'", "return x * importlib.import_module(n).K", "sys.modules[n].K = 3.0"),
+    "replaced_module": (
+        "", "import computedmod\nreturn x * computedmod.K",
+        "sys.modules['computedmod'] = types.SimpleNamespace(K=7.0)", "sys.modules['computedmod'].K = 8.0",
+    ),
+}  # fmt: skip
+_IMPORTS = """
+import abc, concurrent.futures, contextlib, ctypes, gc, importlib, inspect, math, mmap, os, queue, sys, threading, types, weakref
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import nn
+sys.modules["computedmod"] = types.ModuleType("computedmod")
+sys.modules["computedmod"].K = 2.0
+"""
+
+
+@pytest.mark.parametrize("name", BETWEEN)
+def test_what_changes_between_two_calls(name):
+    begin, body, *changes = BETWEEN[name]
+
+    def make():
+        space = types.ModuleType("program").__dict__
+        exec(f"{_IMPORTS}{begin}\ndef f(x):\n" + "\n".join("  " + line for line in body.splitlines()), space)
+        steps = [(torch.tensor([1.0, 3.0]),), (torch.tensor([1.0, 3.0]),)]
+        for change in changes:
+            steps += [lambda change=change: exec(change, space), (torch.tensor([1.0, 3.0]),)]
+        return space["f"], steps
+
+    thread, before = threading.current_thread(), threading.current_thread().name
+    try:
+        check(make)
+    finally:
+        thread.name = before
+        gc.enable()
+        sys.modules.pop("computedmod", None)
 
 
 @pytest.mark.parametrize("name", CASES[__name__])
