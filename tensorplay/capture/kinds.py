@@ -53,6 +53,7 @@ _FOREIGN: Any = ctypes.c_int.__mro__[-2]  # the class that all data of ctypes ha
 BUFFERS = (bytearray, memoryview, array.array, numpy.ndarray)
 MAPPINGS = (dict, types.MappingProxyType)
 SEQUENCES = (list, tuple)
+VIEWS = (type({}.keys()), type({}.values()), type({}.items()))
 LRU = type(functools.lru_cache(lambda: None))
 REFERENCES = (weakref.ref,)
 DESCRIPTORS = (types.FunctionType, staticmethod, classmethod, property, functools.cached_property)

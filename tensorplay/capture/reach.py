@@ -11,6 +11,7 @@ from __future__ import annotations
 import abc
 import builtins
 import collections
+import enum
 import functools
 import gc
 import importlib.util
@@ -34,6 +35,7 @@ from .kinds import (
     REFERENCES,
     SCALARS,
     SEQUENCES,
+    VIEWS,
     code_names,
     file_of,
     hazard,
@@ -52,6 +54,7 @@ _SHARED = (type, types.FunctionType, types.MethodType, types.ModuleType)  # many
 _LIMIT = 100_000  # objects followed; beyond it the program is refused rather than half seen
 _NAMESPACE = vars(builtins)
 _BUILTINS = frozenset(_NAMESPACE)
+_MEMBER = frozenset(("_name_", "__objclass__", "_sort_order_"))  # what every member of an enumeration has, for good
 _IMPORTING = ({"import_module"}, {"__import__"}, {"sys", "modules"})  # names in code that may compute a module's name
 
 
@@ -205,6 +208,11 @@ class Reach:
                 self._push(owner, Attribute(source, "__self__"), place, False)
         elif isinstance(value, torch.Generator):
             self.generators.append(value)
+        elif isinstance(value, enum.Enum):
+            for name in value.__dict__.keys() - _MEMBER:
+                item = value.__dict__[name]
+                if not isinstance(item, enum.Enum):
+                    self._push(item, Attribute(source, name), Place("value" if name == "_value_" else name), False)
         elif type(value).__module__ == "operator" and hasattr(value, "__reduce__"):
             self.named.update(n for n in value.__reduce__()[1] if isinstance(n, str) for n in n.split("."))
 
@@ -252,6 +260,8 @@ class Reach:
                 self._push(item, Item(source, k), inside, keyed)
             if type(value) not in (list, tuple):
                 self._attributes(value, source, keyed)
+        elif isinstance(value, VIEWS):
+            self._push(value.mapping, Attribute(source, "mapping"), inside, keyed)
         elif isinstance(value, REFERENCES):
             self._push(value(), Result(source), inside, False)
         elif is_variable(value):

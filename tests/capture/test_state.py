@@ -1110,6 +1110,9 @@ BETWEEN = {
     "registered_class": (
         "class A(abc.ABC): pass\nclass B: pass\nb = B()", "return x * 2 if isinstance(b, A) else x", "A.register(B)",
     ),
+    "view_of_a_dictionary": ("d = {'a': 2.0}; v = d.values()", "for k in v: x = x * k\nreturn x", "d['a'] = 5.0", "d['b'] = 7.0"),
+    "value_of_a_member": ("class E(enum.Enum): A = [1.0]", "return x * E.A.value[0]", "E.A.value[0] = 5.0"),
+    "attribute_of_a_member": ("class E(enum.Enum): A = 1\nE.A.k = 2.0", "return x * E.A.k", "E.A.k = 5.0"),
     "computed_global": ("K = 2.0; n = 'K'", "return x * globals()[n]", "K = 3.0", "L = 5.0; n = 'L'", "L = 6.0"),
     "computed_module": ("n = 'computedmod'", "return x * importlib.import_module(n).K", "sys.modules[n].K = 3.0"),
     "replaced_module": (
@@ -1118,7 +1121,8 @@ BETWEEN = {
     ),
 }  # fmt: skip
 _IMPORTS = """
-import abc, concurrent.futures, contextlib, ctypes, gc, importlib, inspect, math, mmap, os, queue, sys, threading, types, weakref
+import abc, concurrent.futures, contextlib, ctypes, enum, gc, importlib, inspect, math, mmap, os, queue, sys
+import threading, types, weakref
 import numpy as np
 import torch
 import torch.nn.functional as F
