@@ -73,6 +73,12 @@ def _log_sigmoid(g, x, buffer):
     return g * (where(x < 0, s.scalar(1, x.dtype), 0) - where(x < 0, s.scalar(1, x.dtype), -1) * (z / (1 + z)))
 
 
+def _logit(g, x, eps=None):
+    low, high, outside = (0.0, 1.0, math.nan) if eps is None or eps < 0 else (eps, 1.0 - eps, 0.0)
+    inner = where(s.eq(x, 0) | s.eq(x, 1), g * math.inf, g / (x * (1 - x)))
+    return where((x >= low) & (x <= high), inner, s.scalar(outside, x.dtype))
+
+
 def _zero(x):
     return s.scalar(0, x.dtype)
 
@@ -90,6 +96,7 @@ define(aten.hardswish_backward, _hardswish)
 define(aten.softplus_backward, _softplus)
 define((aten.hardshrink_backward, aten.softshrink_backward), lambda g, x, lambd=0.5: where((x > lambd) | (x < -lambd), g, _zero(x)))
 define(aten.log_sigmoid_backward, _log_sigmoid)
+define(aten.logit_backward, _logit)
 
 
 @declare("pointwise", aten.native_dropout_backward.default)
@@ -122,6 +129,8 @@ def _loss(operator: torch._ops.OpOverload, formula: Callable[..., Scalar]) -> No
 
     @declare("pointwise", operator)
     def lower(cx: Any, g: Lowered, x: Lowered, y: Lowered, reduction: int, *rest: Any) -> Lowered:
+        if formula is _soft_margin and x.dtype == torch.float16:
+            raise Library("its exponential overflows in float16, as eager's does")
         norm = 1.0 / max(x.numel, 1) if reduction == MEAN else 1.0
         return apply(cx, lambda a, b, c: formula(a, b, c, norm, *rest), (g, x, y))
 
@@ -137,6 +146,12 @@ def _huber(g, x, y, norm, delta=1.0):
     return where(d <= -delta, -norm * g * delta, where(d >= delta, norm * g * delta, norm * d * g))
 
 
+def _soft_margin(g, x, y, norm):
+    z = s.exp(-x * y)
+    return y * z * -norm / (z + 1) * g
+
+
+_loss(aten.soft_margin_loss_backward.default, _soft_margin)
 _loss(aten.mse_loss_backward.default, lambda g, x, y, norm: (2 * norm) * (x - y) * g)
 _loss(aten.smooth_l1_loss_backward.default, _smooth_l1)
 _loss(aten.huber_loss_backward.default, _huber)

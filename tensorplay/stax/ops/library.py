@@ -71,7 +71,7 @@ BACKWARD = """
     reflection_pad1d_backward reflection_pad2d_backward reflection_pad3d_backward
     replication_pad1d_backward replication_pad2d_backward replication_pad3d_backward
     multi_margin_loss_backward multilabel_margin_loss_backward rrelu_with_noise_backward
-    _weight_norm_interface_backward
+    _weight_norm_interface_backward masked_scatter_backward _segment_reduce_backward _embedding_bag_backward
 """
 
 # operators that draw random numbers: they run in order, and only where the graph has them
