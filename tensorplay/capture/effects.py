@@ -9,6 +9,7 @@ from __future__ import annotations
 import array
 import collections
 import contextlib
+import contextvars
 import pickle
 import random
 import types
@@ -153,7 +154,12 @@ def _put_buffer(owner: Any, content: dict[str, bytes]) -> None:
 
 
 def _put_variable(owner: Any, content: dict[str, Any]) -> None:
-    owner.set(content["value"])
+    value = content["value"]
+    if value is _MISSING:  # its default, which an empty context shows
+        value = None
+        with contextlib.suppress(LookupError):
+            value = contextvars.Context().run(owner.get)
+    owner.set(value)
 
 
 def _stateful(value: Any) -> tuple[Callable[[Any], Any], Callable[[Any, Any], None]] | None:
@@ -259,7 +265,7 @@ def _read_buffer(value: Any) -> dict[str, bytes]:
 
 
 def _read_variable(value: Any) -> dict[str, Any]:
-    return {"value": value.get(None)}
+    return {"value": value.get(_MISSING)}
 
 
 def _names(content: dict[str, Any]) -> tuple[Callable[[dict], dict], Callable[[dict, dict], None]]:

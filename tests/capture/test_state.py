@@ -1113,6 +1113,7 @@ BETWEEN = {
     "view_of_a_dictionary": ("d = {'a': 2.0}; v = d.values()", "for k in v: x = x * k\nreturn x", "d['a'] = 5.0", "d['b'] = 7.0"),
     "value_of_a_member": ("class E(enum.Enum): A = [1.0]", "return x * E.A.value[0]", "E.A.value[0] = 5.0"),
     "attribute_of_a_member": ("class E(enum.Enum): A = 1\nE.A.k = 2.0", "return x * E.A.k", "E.A.k = 5.0"),
+    "variable_of_a_context": ("v = contextvars.ContextVar('v', default=1.0)", "v.set(v.get() + 1)\nreturn x * v.get()", "v.set(9.0)"),
     "computed_global": ("K = 2.0; n = 'K'", "return x * globals()[n]", "K = 3.0", "L = 5.0; n = 'L'", "L = 6.0"),
     "computed_module": ("n = 'computedmod'", "return x * importlib.import_module(n).K", "sys.modules[n].K = 3.0"),
     "replaced_module": (
@@ -1121,8 +1122,8 @@ BETWEEN = {
     ),
 }  # fmt: skip
 _IMPORTS = """
-import abc, concurrent.futures, contextlib, ctypes, enum, gc, importlib, inspect, math, mmap, os, queue, sys
-import threading, types, weakref
+import abc, concurrent.futures, contextlib, contextvars, ctypes, enum, gc, importlib, inspect, math, mmap, os
+import queue, sys, threading, types, weakref
 import numpy as np
 import torch
 import torch.nn.functional as F
