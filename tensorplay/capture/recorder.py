@@ -306,6 +306,8 @@ class Recorder(Values, TorchFunctionMode):
         """The output node; modes as they were at the beginning."""
         if self.watch.stray.random:
             self.refuse("draws random numbers where capture cannot see it")
+        if ambient.ambient() != before:
+            self.refuse("leaves a mode of torch otherwise than it found it")
         for call, args in ambient.changes(self._state, before):
             node = self.graph.call_function(call, args)
             node.meta["line"], node.meta["spec"] = "", None
