@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import collections
 import enum
+import functools
 import gc
 import types
 from collections.abc import Sequence
@@ -230,6 +231,7 @@ def plan(
     return Rebuild(tuple(builder.steps), tuple(builder.order()), root, tuple(writes)), builder.outputs, builder.parts
 
 
+@functools.lru_cache(256)
 def _slots(cls: type) -> list[str]:
     return [
         name

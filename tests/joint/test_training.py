@@ -452,3 +452,18 @@ def test_backward_frees_each_saved_value_behind_its_last_use(retain, monkeypatch
     monkeypatch.setitem(part.trusted.__globals__, "launch", count)
     out.backward(retain_graph=retain)
     assert len(values) == 2 and alive[0] == 2 and alive[-1] == (2 if retain else 1)
+
+
+def test_gradients_of_parameters_keep_nothing_waiting():
+    """Each result of an operator stands right behind it: its loops run while their operands are in the caches."""
+    net = nn.Sequential(*[nn.Sequential(nn.LayerNorm(8), nn.Linear(8, 8)) for _ in range(3)])
+    c = tp.compile(net)
+    c(torch.randn(64, 8)).sum().backward()
+    items = [n for n in compiled_of(c).versions[0].program.backward.module.graph.nodes if "getitem" in n.name]
+    norms = [n for n in items if n.args[0].target is torch.ops.aten.native_layer_norm_backward.default]
+    assert len(norms) >= 6
+    for node in norms:
+        before = node.prev
+        while before in norms:
+            before = before.prev
+        assert before is node.args[0]

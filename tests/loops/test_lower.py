@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 from tensorplay.errors import UnsupportedError
 from tensorplay.stax.loops.lower import lower
-from tensorplay.stax.loops.nodes import Extern, Ref
+from tensorplay.stax.loops.nodes import Extern, Reduction, Ref
 from tests.ops.programs import calls, check, computes, lowered, opgraph
 from tests.work import work
 
@@ -225,3 +225,35 @@ def test_a_concatenation_is_no_condition_in_a_reduction_along_it() -> None:
     assert kernels(lambda *xs: F.layer_norm(torch.cat([x * 2 for x in xs], -1), (256,))) == 2
     assert kernels(lambda *xs: torch.cat(xs, -1).sum(0)) == kernels(lambda *xs: torch.stack(xs).mean(0)) == 1
     assert kernels(lambda *xs: torch.stack(xs * 10).mean(0)) == 2
+
+
+@pytest.mark.parametrize("first", [0, 3])
+@pytest.mark.parametrize("keepdim", [False, True])
+def test_a_sum_over_a_row_with_one_term_is_that_term(first: int, keepdim: bool) -> None:
+    def one_hot(i, x):
+        places = torch.arange(first, first + 7)
+        hit = torch.logical_and(i[:, None] == places, (i != 4)[:, None])
+        return torch.where(hit, x[:, None], 0).sum(1, keepdim=keepdim)
+
+    i = torch.tensor([0, 3, 4, 6, 9, -1, 10, 2**32 + 3])
+    x = torch.tensor([0.5, -0.0, 1.0, torch.inf, torch.nan, -2.0, 3.0, 1e-40])
+    for values in (x, torch.arange(8)):
+        loops = check(one_hot, i, values)
+        assert not any(isinstance(n.loop, Reduction) for n in computes(loops))
+
+
+def test_a_sum_over_a_row_with_several_terms_is_a_loop() -> None:
+    def several(i, x):
+        places = torch.arange(7)
+        by_row, other = i[:, None] == places, i[:, None] >= places
+        return [
+            torch.where(other, x[:, None], 0.0).sum(1),
+            torch.where(by_row, x[:, None], 1.0).sum(1),
+            torch.where(by_row, places * x[:, None], 0.0).sum(1),
+            torch.where(i[:, None] == places % 3, x[:, None], 0.0).sum(1),
+            torch.where(by_row, x[:, None], 0.0).amax(1),
+            torch.where(by_row, x[:, None], 0.0).sum(0),
+        ]
+
+    loops = check(several, torch.tensor([0, 2, 4, 6]), torch.randn(4), tolerance=1e-6)
+    assert sum(isinstance(n.loop, Reduction) for n in computes(loops)) == 6

@@ -294,10 +294,10 @@ def _tag(graph: fx.Graph, results: int, before: set[fx.Node]) -> None:
     forward = ancestors([*(x for x in outputs[:results] if isinstance(x, fx.Node)), *effects])
     late = False
     for node in nodes[:-1]:
-        late = late or node not in before
-        if node.target is operator.getitem:  # written down where it is first read
+        if node.target is operator.getitem:  # written down when it is first read, maybe by backward
             node.meta["backward"] = node.args[0].meta["backward"]  # type: ignore[union-attr]
         else:
+            late = late or node not in before
             node.meta["backward"] = late and node not in forward and node.op == "call_function"
     tangent = dependent(graph)
     if tangent & forward:

@@ -92,8 +92,9 @@ class Recorder(TorchDispatchMode):
         if type(found) is Result and found.node.graph is self.graph:
             item = self.items.get(found)
             if item is None:
-                item = self.graph.create_node("call_function", operator.getitem, (found.node, found.index), name="getitem")
-                item.meta.update(spec=found.node.meta["spec"][found.index], line=self.line, ordered=False)
+                with self.graph.inserting_after(found.node):  # its value is there as soon as the operator has run
+                    item = self.graph.create_node("call_function", operator.getitem, (found.node, found.index), name="getitem")
+                item.meta.update(spec=found.node.meta["spec"][found.index], line=found.node.meta["line"], ordered=False)
                 self.items[found] = item
             return item
         if isinstance(found, fx.Node) and found.graph is self.graph:

@@ -31,6 +31,7 @@ from .nodes import (
     dense,
     row_major,
 )
+from .single import single
 from .stretches import FEW, comparisons
 
 LIMIT = 200  # distinct nodes of a body that is still inlined
@@ -52,6 +53,7 @@ class Realizer:
         self.buffers: dict[str, Buffer] = {}
         self.count = 0
         self.weights: dict[Expr, tuple[int, int]] = {}  # body -> (distinct nodes, work), upper bounds
+        self.stored: dict[str, Expr] = {}  # buffer -> the body that was stored in it, unrounded
         self.made: set[str] = set()  # buffers that the current operator made
         self.origins: tuple[str, ...] = ()  # of the current operator and what its operands inline
         self.specs: tuple[Spec | None, ...] = ()
@@ -154,8 +156,18 @@ class Realizer:
     def store(self, x: Lowered, stride: Sequence[int] | None = None, dtype: torch.dtype | None = None) -> Lowered:
         """Stores `x` in a new buffer (of its nominal dtype) and returns the load."""
         b = self.buffer(dtype or x.dtype, x.size, stride)
+        if x.body.dtype == b.dtype:
+            self.stored[b.name] = x.body
         self.nodes.append(Compute((b,), (b.at(point(b.size)),), Pointwise(axes(x.size), x.body), x.origins or self.origins))
         return self.read(b, x.dtype)
+
+    def behind(self, x: Lowered) -> Lowered:
+        """`x`, or what was stored where `x` is the whole of a buffer."""
+        body = self.plain(x)
+        if body is None or body.name not in self.stored:
+            return x
+        b = self.buffers[body.name]
+        return replace(x, body=self.stored[b.name]) if b.size == x.size and b.at(point(b.size)) is body.args[1] else x
 
     def write_back(self, b: Buffer, x: Lowered) -> None:
         """Stores `x` over the input `b`."""
@@ -176,7 +188,6 @@ class Realizer:
         """
         rank = len(x.size)
         reduced = set(range(rank)) if not dims else {d % rank for d in dims} if rank else set()
-        x = self.decided(x, reduced)
         kept = [k for k in range(rank) if k not in reduced]
         order = [k for k in range(rank) if k in reduced and x.size[k] != 1]
         size = tuple(1 if k in reduced else x.size[k] for k in range(rank)) if keepdim else tuple(x.size[k] for k in kept)
@@ -188,11 +199,15 @@ class Realizer:
                 at[k] = place[j]
         for j, k in enumerate(order):
             at[k] = rvars[j]
-        body = reindex(x, size, at).body
-        if not rvars:
-            rvars = (var("r0", 1),)
         results = REDUCTIONS[kind]
         found = dtypes or (x.dtype,) * results
+        if kind == "sum" and len(rvars) == 1 and compute(found[0]) == x.body.dtype:
+            one = single(reindex(self.behind(x), size, at).body, rvars[0])
+            if one is not None:
+                return (Lowered(size, found[0], one, x.origins),)
+        body = reindex(self.decided(x, reduced), size, at).body
+        if not rvars:
+            rvars = (var("r0", 1),)
         outs = tuple(self.buffer(compute(d), size) for d in found)
         loop = Reduction(kind, axes(size), rvars, body)
         self.nodes.append(Compute(outs, tuple(b.at(place) for b in outs), loop, tuple(dict.fromkeys((*x.origins, *self.origins)))))

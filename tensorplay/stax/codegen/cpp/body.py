@@ -294,12 +294,22 @@ class Body:
     def tail(self, b: Block) -> str:
         return f", {b.live}" if b.live else ""
 
+    def narrow_and_scalar(self, pair: list[Expr], b: Block) -> tuple[Expr, Expr] | None:
+        """A pair of int64 values of which one is a vector of narrow integers and the other the same in all lanes."""
+        for x, y in (pair, reversed(pair)):
+            if y.dtype is torch.int64 and y.op != "const" and self.vector(x, b) and x in self.fits and not self.vector(y, b):
+                return x, y
+        return None
+
     def apply(self, op: str, e: Expr, b: Block, vec: bool) -> str:
         """An atom on its operands."""
         args, spelled = list(e.args), ATOMS["where" if op == "masked" else op].cpp
         assert spelled is not None
         conditional = op == "where"
         typed = args[1:] if conditional else args
+        if vec and op in ("eq", "ne") and (sides := self.narrow_and_scalar(typed, b)) is not None:
+            found = f"same_index({self.find(sides[0], b)}, {self.operand(sides[1], b, 'i64', False)})"
+            return found if op == "eq" else f"~{found}"
         if vec and all(a in self.fits or (a.op == "const" and INT32[0] <= a.args[0] <= INT32[1]) for a in typed
                        if a.dtype is torch.int64) and (e in self.fits or e.dtype is torch.bool):  # fmt: skip
             ctype = self.register(typed[0], b)

@@ -127,6 +127,7 @@ template <class M, class V> FI M widen(V m) {  // a mask in another element widt
   else return convert<M>(m);
 }
 template <class V> FI mask<lanes<V>> flags(V m) { return widen<mask<lanes<V>>>(m); }
+template <class V> FI auto same_index(V x, i64 y) { return flags((x == (i32)y) & splat<lanes<V>>(-(i32)((i32)y == y))); }
 template <int N> FI mask<N> active(int n) { return iota<N>((elem<mask<N>>)0, (elem<mask<N>>)1) < (elem<mask<N>>)n; }
 template <int N> FI mask<N> active(All) { return ~mask<N>{}; }
 template <class M> FI M both(M m, All) { return m; }
