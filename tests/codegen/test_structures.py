@@ -473,3 +473,16 @@ def test_nothing_of_the_caller_is_written_before_a_check_fails():
     with pytest.raises(Failed):
         run(plan, [p, table, ids])
     same(p, before)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("op", ["eq", "ne"])
+def test_a_label_is_compared_with_places_by_value(op, dtype):
+    """The lanes hold narrow places, the label any int64: what differs from a place by 2^32 is no match."""
+    labels = torch.tensor([0, 5, 20, -1, 21, 2**32 + 3, -(2**32) + 3, 2**63 - 1, -(2**63)])
+    b, (r, c) = buffer("t", labels), space((9, 21))
+    for sides in ((at(b, (r,)), value(c)), (value(c), at(b, (r,))), (at(b, (r,)), value(affine(3, [(c, 1)])))):
+        body = cast(make(op, sides, torch.bool), dtype)
+        plan = plan_of([b], [kernel((r, c), [pointwise("y", (9, 21), body, dtype, (r, c))])])
+        assert "same_index(" in function_of(plan.kernels[0], detect()).body
+        check(plan, [labels])
