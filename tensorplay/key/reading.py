@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..source import code_of
 from .signature import Entry, _keys, entry, opaque, plain, tensor_entry
 from .sources import (
     Argument,
@@ -271,5 +272,5 @@ class Text:
         body = "\n        ".join([*self.lines, f"return {result}"])
         text = f"def match(args, kwargs):\n    try:\n        {body}\n    except Exception:\n        return None\n"
         namespace = {"entry": entry, "tensor_entry": tensor_entry, "keys": _keys, "module_entry": module_entry, **self.env}
-        exec(compile(text, "<guards>", "exec"), namespace)
+        exec(code_of(text, "<guards>"), namespace)
         return namespace.pop("match"), text  # popped, so that function and namespace form no cycle
