@@ -96,16 +96,16 @@ class Training:
 
     @staticmethod
     def of(program: Any) -> Training:
-        from .stax.schedule.peak import peak
+        from .stax.schedule.peak import intermediates, peak
 
         parts = program.partition
         forward, backward = [p.plan for p in program.parts] or (None, None)
         consumed = {s.name for s in parts.saved}
-        arenas = [0 if plan is None else plan.memory.arena_bytes for plan in (forward, backward)]
+        inner = [0 if plan is None else intermediates(plan) for plan in (forward, backward)]
         peaks = [0 if plan is None else peak(plan, given) for plan, given in ((forward, ()), (backward, consumed))]
         state = "compiled" if program.backwards else "not compiled yet: the first backward compiles it"
         return Training(
-            parts.saved, parts.saved_bytes, parts.default_bytes, parts.recomputed, parts.kept, arenas[0], arenas[1],
+            parts.saved, parts.saved_bytes, parts.default_bytes, parts.recomputed, parts.kept, inner[0], inner[1],
             peaks[0], peaks[1], state,
         )  # fmt: skip
 

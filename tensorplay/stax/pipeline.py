@@ -69,11 +69,12 @@ def whole(graph: fx.GraphModule, samples: Sequence[torch.Tensor], options: dict[
 def train(graph: fx.GraphModule, joint: Joint, target: Target, clock: Clock, options: dict[str, Any]) -> TrainingProgram:
     """A training region: its forward part is built now, its backward part up to the source; the first backward builds it."""
     parts = clock("partition", partition(joint, chosen(options)))
+    consumed = frozenset(s.name for s in parts.saved)
     forward = prepare(parts.forward, target, clock)
-    backward = prepare(parts.backward, target, clock)
+    backward = prepare(parts.backward, target, clock, consumed)
 
     def built(ops: OpGraph) -> Callable[..., Any]:
-        part = backward if ops is parts.backward else prepare(ops, target, Clock())
+        part = backward if ops is parts.backward else prepare(ops, target, Clock(), consumed)
         return finish(part, target, clock, consumes=True, keep=KEEP_TRAINING)
 
     def refuse(failed: Any, inputs: tuple) -> Any:
@@ -93,11 +94,11 @@ class Part:
     source: Source
 
 
-def prepare(ops: OpGraph, target: Target, clock: Clock) -> Part:
-    """Loops, plan and source of an operator graph."""
+def prepare(ops: OpGraph, target: Target, clock: Clock, consumed: frozenset[str] | None = None) -> Part:
+    """Loops, plan and source of an operator graph. consumed: see `schedule`."""
     loops = clock("lower", verify(lower(ops)))
     on_cpu(loops)
-    plan = clock("schedule", schedule(loops, target))
+    plan = clock("schedule", schedule(loops, target, consumed))
     return Part(ops, loops, plan, clock("codegen", emit(plan, target)))
 
 

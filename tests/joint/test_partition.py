@@ -9,6 +9,7 @@ import random
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from torch import fx
 from torch.utils.checkpoint import checkpoint
 
 import tensorplay as tp
+from tensorplay.compiled import compiled_of
 from tensorplay.errors import UnsupportedError
 from tensorplay.stax.joint import budget
 from tensorplay.stax.joint.differentiate import differentiate
@@ -168,3 +170,72 @@ def test_the_peak_that_explain_names_is_the_one_seen_from_outside() -> None:
     assert done.returncode == 0, done.stderr
     measured, named = map(int, done.stdout.split())
     assert 0.8 * named <= measured <= 1.2 * named + (8 << 20), (measured, named)  # the sum's gradient is expanded: 8 MiB
+
+
+def planned(model: torch.nn.Module, x: torch.Tensor) -> tuple[int, int]:
+    """Bytes of the gradients, and what backward holds at most."""
+    cf = tp.compile(model, strict_native=True)
+    cf(x).sum().backward()
+    return sum(p.nbytes for p in model.parameters()), tp.explain(cf).training.backward_peak
+
+
+class Block(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = torch.nn.LayerNorm(256)
+        self.layers = torch.nn.Sequential(torch.nn.Linear(256, 1024), torch.nn.GELU(), torch.nn.Linear(1024, 256))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.layers(self.norm(x))
+
+
+def test_saved_values_die_one_by_one() -> None:
+    """The gradients of a norm's weights are made where backward reads what the norm read, not at its end."""
+    x = torch.randn(2, 48, 256)
+    for depth in (2, 8):
+        gradients, peak = planned(torch.nn.Sequential(*[Block() for _ in range(depth)]), x)
+        assert peak <= gradients + 6 * x.nbytes, (depth, gradients, peak)
+
+
+def test_intermediates_are_free_when_the_last_gradient_is_made() -> None:
+    """The widest layer has its backward early, the largest parameter last."""
+    nn = torch.nn
+    model = nn.Sequential(nn.Embedding(8192, 256), nn.Linear(256, 256), nn.GELU(), nn.Linear(256, 16384), nn.GELU(), nn.Linear(16384, 8))
+    gradients, peak = planned(model, torch.randint(8192, (32,)))
+    assert peak <= gradients + (96 << 10), (gradients, peak)  # the wide layer has intermediates of 4 MiB
+
+
+def test_a_gradient_of_two_uses_takes_the_memory_of_one() -> None:
+    def f(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return (x @ w).sin() @ w.mT
+
+    x, w = torch.randn(16, 1024), torch.randn(1024, 1024, requires_grad=True)
+    cf = tp.compile(f, strict_native=True)
+    cf(x, w).sum().backward()
+    assert tp.explain(cf).training.backward_peak <= 2 * w.nbytes + (256 << 10)  # two summands, and the sum over one
+
+
+def test_a_gradient_that_took_over_memory_is_its_own() -> None:
+    """Backward twice, for some inputs only, and in two threads: nothing that was returned or saved is written again."""
+
+    def f(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        h = x @ w
+        return h.sin() @ w.mT, h
+
+    x, w = torch.randn(16, 256, requires_grad=True), torch.randn(256, 256, requires_grad=True)
+    cf = tp.compile(f, strict_native=True)
+    for inputs in ((x, w), (w,)):
+        expected = torch.autograd.grad(f(x, w)[0].sum(), inputs)
+        out, h = cf(x, w)
+        kept = h.detach().clone()
+        with ThreadPoolExecutor(2) as pool:
+            runs = [pool.submit(torch.autograd.grad, out.sum(), inputs, retain_graph=True) for _ in range(2)]
+            found = [run.result() for run in runs]
+        found += [torch.autograd.grad(out.sum(), inputs, retain_graph=True), torch.autograd.grad(out.sum(), inputs)]
+        flat = [g for grads in found for g in grads]
+        assert len({g.data_ptr() for g in flat}) == len(flat) and torch.equal(h, kept)
+        for g, e in zip(flat, expected * len(found), strict=True):
+            torch.testing.assert_close(g, e, rtol=1e-4, atol=1e-3)
+            assert g._base is None and g.untyped_storage().nbytes() == g.nbytes and g.stride() == e.stride()
+    run, _, _ = next(iter(compiled_of(cf).versions[-1].program.backwards.values()))
+    assert run.plan.memory.over

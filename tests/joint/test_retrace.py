@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import subprocess
 import sys
 import weakref
@@ -300,3 +301,14 @@ print([m for m in ('sympy', 'torch._dynamo', 'torch._inductor', 'networkx', 'tor
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]", done.stdout + done.stderr
+
+
+def test_results_are_taken_out_behind_their_operator() -> None:
+    def f(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        values, places = x.sort()
+        y = values.sin() @ values.mT
+        return y, places * 2
+
+    nodes = list(agrees(f, torch.randn(4, 4)).module.graph.nodes)
+    at = next(k for k, n in enumerate(nodes) if n.target is torch.ops.aten.sort.default)
+    assert [n.target is operator.getitem for n in nodes[at + 1 :]] == [True, True, *[False] * (len(nodes) - at - 3)]

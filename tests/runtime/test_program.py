@@ -66,12 +66,12 @@ def op_graph(count, outputs=1):
     return OpGraph(fx.GraphModule({}, graph))
 
 
-def program(fn, plan, texts, ops=None, checks=()):
+def program(fn, plan, texts, ops=None, checks=(), **how):
     source = Source("cpp", "".join(texts), tuple(f"segment_{k}" for k in range(len(texts))), {}, tuple(checks))
     graph = graph_of(fn)
     count = len(plan.loops.inputs)
     ops = ops or op_graph(count, len(plan.loops.outputs))
-    return Program(graph, ops, plan.loops, plan, source, build(source, Target()))
+    return Program(graph, ops, plan.loops, plan, source, build(source, Target()), **how)
 
 
 def one_kernel(fn, rows=4, cols=8, outputs=None, **kwargs):
@@ -184,13 +184,13 @@ def test_write_back_bumps_the_version():
         assert torch.equal(p(x)[0], X * 2)
 
 
-def matmul_chain(owned):
+def matmul_chain(owned, memory=None, **how):
     """(x * 2) @ w, doubled: an arena buffer read by the library through a view, its result read by a kernel."""
     first, last = double("x", "buf0", 4, 8), double("buf1", "buf2", 4, 4)
     w = Ref("w", (8, 4), (1, 8))
     mm = Extern((buffer("buf1", 4, 4),), aten.mm.default, (Ref("buf0", (4, 8), (8, 1)), w))
     loops = Loops((buffer("x", 4, 8), buffer("w", 4, 8)), (first, mm, last), (Ref("buf2", (4, 4), (4, 1)),))
-    memory = Memory(
+    memory = memory or Memory(
         arena={"buf0": 64} if owned else {"buf0": 64, "buf1": 192},
         arena_bytes=256,
         fresh=("buf2",),
@@ -199,7 +199,7 @@ def matmul_chain(owned):
     plan = Plan(loops, (kernel("first", first), mm, kernel("last", last)), memory)
     assert plan.slots == ("x", "w", "buf0", "buf1", "buf2")
     texts = [scale("segment_0", 0, 2, 32), scale("segment_1", 3, 4, 16)]
-    return program(lambda x, w: ((x * 2) @ w.t() * 2,), plan, texts)
+    return program(lambda x, w: ((x * 2) @ w.t() * 2,), plan, texts, **how)
 
 
 @pytest.mark.parametrize("owned", [True, False])
@@ -313,6 +313,25 @@ def test_large_arena_is_not_kept():
         got = p(X, w)
         assert all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
         assert p.arena.idle == [lease] and not lease.block.untyped_storage().nbytes()
+
+
+def test_a_large_arena_is_free_behind_its_last_use():
+    p, w = matmul_chain(True, keep=16), torch.randn(4, 8)
+    for _ in range(3):
+        assert torch.equal(p(X, w)[0], torch.mm(X * 2, w.t()) * 2)
+    lines = [line.strip() for line in p.host.splitlines()]
+    product, drop = (next(k for k, line in enumerate(lines) if text in line) for text in ("= aten_mm", "drop(lease)"))
+    assert product < drop < next(k for k, line in enumerate(lines) if "segment_1" in line)
+    (lease,) = p.arena.idle
+    assert not lease.block.untyped_storage().nbytes() and "drop(lease)" not in matmul_chain(True).host
+
+
+def test_intermediates_apart_die_behind_their_last_use_or_are_taken_over():
+    memory = Memory(apart=("buf0", "buf1"), fresh=("buf2",), over={"buf2": "buf1"})
+    p, w = matmul_chain(False, memory), torch.randn(4, 8)
+    for _ in range(3):
+        assert torch.equal(p(X, w)[0], torch.mm(X * 2, w.t()) * 2)
+    assert "del buf0" in p.host and "buf2 = buf1\n" in p.host and p.host.count("empty_cpu(") == 2
 
 
 def test_arguments_and_results_die_by_reference_count():

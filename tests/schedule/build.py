@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -83,10 +84,10 @@ class Builder:
             tuple(self.inputs), tuple(self.nodes), tuple(Ref(b.name, b.size, b.stride) for b in outputs)
         )
 
-    def plan(self, *outputs: Buffer, target: Target = TARGET) -> Plan:
+    def plan(self, *outputs: Buffer, target: Target = TARGET, **how: Any) -> Plan:
         """The schedule, after it was found to compute what the loops compute."""
         loops = self.loops(*outputs)
-        plan = schedule(loops, target)
+        plan = schedule(loops, target, **how)
         check(verify_plan(plan))
         same(loops, plan)
         return plan
@@ -151,5 +152,5 @@ def check(plan: Plan) -> None:
                 if lifetimes[early][-1] == lifetimes[late][0]:
                     assert not isinstance(plan.steps[lifetimes[late][0]], Extern) and place[a] == place[b]
     inputs = {b.name for b in plan.loops.inputs} | set(plan.loops.constants)
-    covered = {*place, *plan.memory.fresh, *plan.memory.owned} | inputs
+    covered = {*place, *plan.memory.fresh, *plan.memory.owned, *plan.memory.apart} | inputs
     assert set(plan.slots) <= covered

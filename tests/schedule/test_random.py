@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
 
 from tensorplay.stax.expr import add, affine, cast, const, floordiv, in_range, integer, load, masked, mod
 from tensorplay.stax.loops.nodes import Buffer
+from tensorplay.stax.schedule import schedule
 from tensorplay.stax.schedule.plan import Plan
 
 from .build import F32, Builder, at, op
@@ -52,7 +54,7 @@ def mixed(rng: random.Random, pool: list[Buffer], i, j):
     return bounded(x)
 
 
-def program(seed: int) -> Plan:
+def program(seed: int, **how: Any) -> Plan:
     rng = random.Random(seed)
     b = Builder()
     pool = [b.input(R, C), b.input(R, C, stride=(1, R)), b.input(R), b.input(C)]
@@ -114,13 +116,20 @@ def program(seed: int) -> Plan:
         pool.append(out)
     made = [x for x in pool if x not in inputs]
     outputs = rng.sample(made, min(len(made), rng.randrange(1, 4)))
-    return b.plan(*outputs)
+    return b.plan(*outputs, **how)
 
 
 @pytest.mark.parametrize("block", range(8))
 def test_random_programs(block):
     for seed in range(block * 40, block * 40 + 40):
         program(seed)
+
+
+@pytest.mark.parametrize("block", range(4))
+def test_some_intermediates_stand_apart(block, monkeypatch):
+    monkeypatch.setattr(schedule, "parted", lambda planned, consumed: planned(lambda name, last: (last + block) % 4 > 0))
+    plans = [program(seed, consumed=()) for seed in range(block * 80, block * 80 + 80)]
+    assert sum(len(p.memory.apart) for p in plans) > 30 and any(p.memory.over for p in plans)
 
 
 def test_enough_is_fused():

@@ -76,6 +76,8 @@ BROKEN = {
     "lies in the arena": lambda p, k: replace(p, memory=replace(p.memory, fresh=(), arena={**p.memory.arena, "out": 0})),
     "leaves the arena": lambda p, k: moved(p, **{n: 3 for n in p.memory.arena}),
     "runs over other variables": lambda p, k: replace(p, steps=(replace(k[0], dims=(var("x0", 8), var("x1", 2))), *p.steps[1:])),
+    "takes over b": lambda p, k: replace(p, memory=Memory(fresh=("out",), apart=("a", "b", "c", "d"), over={"d": "b"})),
+    "the memory of one": lambda p, k: replace(p, memory=Memory(fresh=("out",), apart=("a", "b", "c", "d"), over={"c": "b", "d": "b"})),
     "overlap": lambda p, k: moved(replace(p, memory=replace(p.memory, arena_bytes=4096, owned=())),
                                   **dict.fromkeys(("a", "b", "c", "d"), 0)),
 }  # fmt: skip

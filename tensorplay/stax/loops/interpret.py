@@ -85,7 +85,7 @@ def interpret_plan(plan: Any, inputs: Sequence[torch.Tensor], seen: Seen | None 
                     pending.append((buffer, at, variables, result))
                     continue
                 if buffer.name not in memory:
-                    memory[buffer.name] = allocate(buffer)
+                    memory[buffer.name] = memory[place.over[buffer.name]] if buffer.name in place.over else allocate(buffer)
                 store(memory[buffer.name], at, variables, result)
         return leave(loops, inputs, memory, pending)
 

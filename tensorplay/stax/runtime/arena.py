@@ -14,12 +14,13 @@ import torch
 
 from ...errors import UnsupportedError
 from ..loops.nodes import Buffer, Ref
+from ..schedule.peak import SMALL
 from ..schedule.plan import Plan
 from . import launch
 from .pages import advise
 
 KEEP = 256 * 1024 * 1024  # bytes of a block that may stay allocated between calls
-KEEP_TRAINING = 1024 * 1024  # in a training step, where backward's block would lie idle while forward saves most
+KEEP_TRAINING = SMALL  # in a training step, where backward's block would lie idle while forward saves most
 
 
 class Lease:
@@ -66,10 +67,14 @@ class Arena:
         return lease
 
     def give(self, lease: Lease) -> None:
-        """Takes a lease back; it may serve the next call. Its tensors stay where its block is freed, without memory."""
+        """Takes a lease back; it may serve the next call."""
+        self.drop(lease)
+        self.idle[:] = (lease,)
+
+    def drop(self, lease: Lease) -> None:
+        """Frees a block that is too large to keep. The lease's tensors stay, without memory."""
         if self.bytes > self.keep and lease.block is not None:
             lease.block.untyped_storage().resize_(0)
-        self.idle[:] = (lease,)
 
     def make(self) -> Lease:
         """A new lease: ordinary tensors, whatever mode the caller is in."""

@@ -21,12 +21,14 @@ from typing import Any
 import torch
 
 from ...errors import CheckFailed, UnsupportedError
+from ...source import code_of
 from ..artifacts.build import Artifact
 from ..codegen.target import Source
 from ..joint.mutate import random
 from ..loops.nodes import Extern, Ref
 from ..ops.numbers import NUMBERS
 from ..schedule.memory import OUT_VARIANTS
+from ..schedule.peak import last_use
 from ..schedule.plan import Kernel, Plan
 from . import launch
 from .arena import KEEP, Arena
@@ -123,7 +125,7 @@ class Emit:
         self.temporary: list[str] = []
         self.allocated: set[str] = set()
         self.filled: set[str] = set(plan.memory.arena) | set(plan.loops.constants)
-        self.fresh = frozenset(plan.memory.fresh)
+        self.fresh = frozenset((*plan.memory.fresh, *plan.memory.apart))
         self.owned = frozenset(plan.memory.owned)
         self.placed = self.filled | {b.name for b in plan.loops.inputs} | self.fresh | self.owned
         self.slots = {name: slot for slot, name in enumerate(plan.slots)}
@@ -131,6 +133,7 @@ class Emit:
         self.devices: dict[torch.device, torch.device] = {}
         for name in self.buffers:
             self.names[name] = self.identifier(name)
+        self.temporary += [self.names[name] for name in plan.memory.apart]
 
     # ---- names and values ----------------------------------------------------------------------------------------
 
@@ -201,10 +204,13 @@ class Emit:
         return found
 
     def ready(self, name: str) -> None:
-        """Allocates a buffer that the graph returns, just before its first use."""
+        """Allocates a buffer that does not live in the arena, just before its first use, or takes over a dying one."""
         if name in self.fresh and name not in self.allocated:
             self.allocated.add(name)
             b = self.buffers[name]
+            if name in self.plan.memory.over:
+                self.writer.line(f"{self.names[name]} = {self.names[self.plan.memory.over[name]]}")
+                return
             text = f"{b.size}, {b.stride}, {self.literal(b.dtype)}"
             if b.device.type == "cpu":
                 text = f"{'empty_large' if b.nbytes > LARGE else 'empty_cpu'}({text})"
@@ -289,7 +295,7 @@ class Emit:
 
 SAVES_IN_GRAD_MODE = {torch.ops.aten.mkldnn_rnn_layer.default}  # elsewhere they give nothing for their backward
 RESERVED = frozenset(
-    ("launch", "threads", "workers", "table", "inputs", "lease", "take", "give", "code", "eager", "settle",
+    ("launch", "threads", "workers", "table", "inputs", "lease", "take", "give", "drop", "code", "eager", "settle",
      "empty_strided", "empty_cpu", "empty_large", "below", "keys", "increment_version", "CheckFailed", "failed", "call", "rebuild", "float",
      "state", "drawn", "undraw")
 )  # fmt: skip
@@ -331,13 +337,16 @@ def host(
         writer.line("try:")
         writer.line("    with below(keys):")
         writer.depth += 2
-    number = 0
-    for step in plan.segments:
+    number, segments = 0, plan.segments
+    last = last_use(plan) if plan.memory.arena_bytes > keep else len(segments)
+    for k, step in enumerate(segments):
         if isinstance(step, Extern):
             emit.extern(step)
         else:
             emit.segment(number, step, guarded)
             number += 1
+        if k == last:
+            writer.line("drop(lease)")
     if number != len(source.entries):
         raise UnsupportedError(f"{len(source.entries)} entries for {number} runs of kernels")
     if guarded:
@@ -365,12 +374,12 @@ def host(
     space = emit.space
     space |= {names[name]: tensor for name, tensor in plan.loops.constants.items()}
     space |= {
-        "launch": launch.launch, "threads": launch.threads, "take": arena.take, "give": arena.give, "eager": eager,
-        "settle": settle, "empty_strided": torch.empty_strided, "empty_cpu": launch.empty_cpu,
+        "launch": launch.launch, "threads": launch.threads, "take": arena.take, "give": arena.give, "drop": arena.drop,
+        "eager": eager, "settle": settle, "empty_strided": torch.empty_strided, "empty_cpu": launch.empty_cpu,
         "empty_large": empty_large, "below": below, "keys": BELOW, "increment_version": torch.autograd.graph.increment_version,
         "CheckFailed": CheckFailed, "rebuild": shape, "drawn": torch.get_rng_state, "undraw": torch.set_rng_state,
     }  # fmt: skip
-    exec(compile(text, "<stax host code>", "exec"), space)
+    exec(code_of(text, "<stax host code>"), space)
     trusted = space.pop("call")  # popped, so that function and namespace form no cycle
     check = checker(plan)
     if consumes:

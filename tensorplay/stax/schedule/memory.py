@@ -3,13 +3,15 @@
 In: steps in order.  Out: `Memory`.
 Always: two arena buffers that are alive in one step do not overlap, except where a kernel writes an element over
 the element of a dying buffer that it reads at the same point; a library call's result never overlaps its arguments.
+A buffer that stands apart is a tensor of its own, or takes over that of a dying one in the same way.
 """
 
 from __future__ import annotations
 
 import bisect
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 
 import torch
 
@@ -37,14 +39,16 @@ def writes_in_place(step: Step) -> bool:
 
 
 def plan_memory(
-    steps: Sequence[Step], reads: Sequence[Iterable[str]], deps: Dependences, launches: Sequence[Launch] = ()
-) -> Memory:
+    steps: Sequence[Step], reads: Sequence[Iterable[str]], deps: Dependences, launches: Sequence[Launch] = (),
+    parts: Callable[[str, int], bool] = lambda name, last: False, fits: dict[tuple[str, str], bool] | None = None,
+) -> Memory:  # fmt: skip
     """Best-fit placement in step order; a freed block is reused from the next step on, or in place where legal.
 
     `reads`: the buffers that each step reads, its own included. What runs as one launch counts as one step.
+    `parts`: whether an intermediate stands apart, given the time of its last use. `fits`: what `in_place` said before.
     """
     owned: list[str] = []
-    fresh: list[str] = []
+    fresh: dict[str, None] = {}
     planned: dict[str, int] = {}  # buffer -> time at which it is defined
     last: dict[str, int] = {}
     times = clock(steps, launches)
@@ -58,10 +62,13 @@ def plan_memory(
             if not writes_in_place(step):
                 owned.append(name)
             elif name in deps.returned:
-                fresh.append(name)
+                fresh[name] = None
             else:
                 planned[name] = at
     arena = _Arena()
+    fits = {} if fits is None else fits
+    apart = dict.fromkeys(name for name in planned if parts(name, last[name]))
+    over: dict[str, str] = {}
     dying: dict[int, list[str]] = {}
     for name in planned:
         dying.setdefault(last[name], []).append(name)
@@ -70,22 +77,38 @@ def plan_memory(
     for k, (at, step) in enumerate(zip(times, steps, strict=True)):
         dead = dying.get(at, [])
         for name in step.writes:
-            if planned.get(name) != at:
+            if name not in planned and name not in fresh:
                 continue
+            alone = name in fresh or name in apart
             heir = None
             if isinstance(step, Kernel):
                 candidates = [d for d in dead if d in reads[k] and users[at, d] == 1 and d not in inherited and planned[d] < at]
-                heir = next((d for d in candidates if in_place(step, name, d, deps.buffers)), None)
+                if alone:
+                    candidates = [d for d in candidates if d in apart and takes_over(deps.buffers[name], deps.buffers[d])]
+                else:
+                    candidates = [d for d in candidates if d not in apart]
+                for d in candidates:
+                    if (name, d) not in fits:
+                        fits[name, d] = in_place(step, name, d, deps.buffers)
+                heir = next((d for d in candidates if fits[name, d]), None)
             if heir is not None:
                 inherited.add(heir)
+            if heir is not None and alone:
+                over[name] = heir
+            elif heir is not None:
                 arena.inherit(name, heir)
-            else:
+            elif not alone:
                 arena.place(name, deps.buffers[name].nbytes)
         if k + 1 == len(steps) or times[k + 1] != at:
             for name in dead:
-                if name not in inherited:
+                if name not in inherited and name not in apart:
                     arena.free(name)
-    return Memory(arena.offsets, arena.top, tuple(fresh), tuple(owned))
+    return Memory(arena.offsets, arena.top, tuple(fresh), tuple(owned), tuple(apart), over)
+
+
+def takes_over(new: Buffer, old: Buffer) -> bool:
+    """Whether a tensor of the old buffer is one of the new."""
+    return replace(old, name=new.name) == new
 
 
 def clock(steps: Sequence[Step], launches: Sequence[Launch]) -> list[int]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from ..expr import Expr
 from ..loops.nodes import Compute, Extern, Loops
@@ -45,7 +46,7 @@ class Kernel:
         """Bytes between the kernel and main memory in the model of proposition 1.1."""
         return self.read_bytes + self.write_bytes
 
-    @property
+    @cached_property
     def reads(self) -> tuple[str, ...]:
         """Buffers whose memory the kernel reads, in order of first use (the old value of one that it writes back too)."""
         made: set[str] = set()
@@ -55,7 +56,7 @@ class Kernel:
             made.update(n.writes)
         return tuple(first)
 
-    @property
+    @cached_property
     def writes(self) -> tuple[str, ...]:
         """Buffers that the kernel stores to memory."""
         return tuple(w for n in self.nodes for w in n.writes if w not in self.local)
@@ -93,12 +94,16 @@ class Memory:
     arena: planned intermediates, byte offsets (64-byte aligned) into one block leased for a call.
     fresh: buffers that the graph returns: allocated for each call with the buffer's own size and stride.
     owned: results that a library operator allocates itself; their pointer is known when the call returns.
+    apart: intermediates that are a tensor each, so that their memory is free behind their last use.
+    over: apart or fresh buffers that take the memory of an apart buffer that dies in the kernel that makes them.
     """
 
     arena: dict[str, int] = field(default_factory=dict)
     arena_bytes: int = 0
     fresh: tuple[str, ...] = ()
     owned: tuple[str, ...] = ()
+    apart: tuple[str, ...] = ()
+    over: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

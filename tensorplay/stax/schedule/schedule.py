@@ -6,7 +6,8 @@ Always: running the steps in order, each kernel node by node, gives what running
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from bisect import bisect
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 
 from ..codegen.target import Target
@@ -20,12 +21,17 @@ from .launch import launches
 from .legality import carried
 from .memory import plan_memory
 from .order import in_order
+from .peak import SMALL, peak
 from .plan import Kernel, Plan, Refusal, Step
 from .stages import in_stages
 
 
-def schedule(loops: Loops, target: Target) -> Plan:
-    """Which loops form a kernel, in which order, in which memory."""
+def schedule(loops: Loops, target: Target, consumed: Collection[str] | None = None) -> Plan:
+    """Which loops form a kernel, in which order, in which memory.
+
+    consumed: the inputs that die behind their last use, where memory counts; None where the arena is kept between calls.
+    """
+    given = None if consumed is None else [b.name for b in loops.inputs if b.name in consumed]
     deps = dependences(in_stages(loops) if target.device == "cuda" else loops)
     fusion = Fusion(deps, target)
     refusals = fusion.run()
@@ -49,8 +55,31 @@ def schedule(loops: Loops, target: Target) -> Plan:
                 fails.add(kernel.name)
     refused = [Refusal(names[r.first], names[r.second], r.saved, r.reason) for r in refusals]
     together = launches(steps, fails)
-    memory = plan_memory(steps, reads, deps, together)
-    return Plan(deps.loops, tuple(steps), memory, tuple(refused), bound(deps), together)
+    least, fits = bound(deps), dict[tuple[str, str], bool]()
+
+    def planned(apart: Callable[[str, int], bool] = lambda name, last: False) -> Plan:
+        memory = plan_memory(steps, reads, deps, together, apart, fits)
+        return Plan(deps.loops, tuple(steps), memory, tuple(refused), least, together)
+
+    return planned() if given is None else parted(planned, given)
+
+
+def parted(planned: Callable[..., Plan], consumed: Collection[str]) -> Plan:
+    """The memory that holds least at the highest step, with few tensors of their own.
+
+    What stands apart is all that is large, or what dies in the last steps, where the highest one mostly lies.
+    """
+    whole = planned()
+    large = planned(lambda name, last: whole.loops.buffers[name].nbytes > SMALL)
+    limit = peak(large, consumed)
+    if peak(whole, consumed) <= limit:
+        return whole
+
+    def since(time: int) -> Plan:
+        return planned(lambda name, last: last >= time)
+
+    above = bisect(range(len(whole.steps) + 1), False, key=lambda time: peak(since(time), consumed) > limit)
+    return min(since(above - 1), large, key=lambda plan: len(plan.memory.apart))
 
 
 def bound(deps: Dependences) -> int:

@@ -28,7 +28,7 @@ def show(plan: Plan) -> str:
         out += ["", f"# arena of {size(memory.arena_bytes)}"]
         for name, offset in sorted(memory.arena.items(), key=lambda item: (item[1], item[0])):
             out.append(f"#   {offset:>10,} .. {offset + buffers[name].nbytes:<10,} {name}")
-    for title, names in (("returned", memory.fresh), ("allocated by library calls", memory.owned)):
+    for title, names in (("returned", memory.fresh), ("allocated by library calls", memory.owned), ("apart", memory.apart)):
         if names:
             out += ["", f"# {title}: {', '.join(names)}"]
     if plan.refused:

@@ -4,8 +4,8 @@ In: a `Plan`.  Out: the same object, or an `IRError` that names the step.
 
 Always: every node of the loops stands in one step, after what it reads; a kernel's nodes run over the kernel's
 variables and meet the kernel's own values at the very offset where they were stored; a local buffer is read nowhere
-else; every other buffer that is made has one place; two places of the arena that overlap are not alive together,
-except that a kernel may store a value over one that it is the last to read, at the same offset.
+else; every other buffer that is made has one place; two places of the arena that overlap are not alive together, and a
+tensor takes over none that is alive, except that a kernel may store over what it is the last to read, at the same offset.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ..expr import Expr, loads
 from ..loops.nodes import Buffer, Extern, Pointwise, Reduction, Ref, Scan
 from ..loops.text import show_expr
 from ..loops.verify import IRError, check_compute, need
-from .memory import clock
+from .memory import clock, takes_over
 from .plan import Kernel, Plan, Step
 
 ALIGNMENT = 64
@@ -104,11 +104,11 @@ def check_places(plan: Plan, buffers: dict[str, Buffer]) -> None:
     local = frozenset().union(*(k.local for k in plan.kernels))
     given = {b.name for b in plan.loops.inputs} | plan.loops.constants.keys()
     for name in buffers.keys() - given:
-        places = (name in memory.arena) + memory.fresh.count(name) + memory.owned.count(name)
+        places = (name in memory.arena) + sum(names.count(name) for names in (memory.fresh, memory.owned, memory.apart))
         need(places == (name not in local), f"{name} has {places} places")
     for out in plan.loops.outputs:
         if isinstance(out, Ref):
-            need(out.buffer not in memory.arena, f"output {out.buffer} lies in the arena")
+            need(out.buffer not in (*memory.arena, *memory.apart), f"output {out.buffer} lies in the arena, or apart")
 
 
 def check_arena(plan: Plan, buffers: dict[str, Buffer]) -> None:
@@ -123,6 +123,12 @@ def check_arena(plan: Plan, buffers: dict[str, Buffer]) -> None:
             maker.setdefault(name, step)
             readers[name] = readers.get(name, 0) + 1 if last.get(name) == k else 1
             last[name] = k
+
+    def inherits(old: str, new: str) -> bool:
+        step = maker[new]
+        dies = last[old] == first[new] and readers[old] == 1 and old in step.reads
+        return dies and in_place(step, buffers[old], buffers[new])
+
     ends: list[tuple[int, int, str]] = []
     for name, offset in memory.arena.items():
         end = offset + buffers[name].nbytes
@@ -137,10 +143,11 @@ def check_arena(plan: Plan, buffers: dict[str, Buffer]) -> None:
             early, late = (a, b) if first[a] <= first[b] else (b, a)
             if last[early] < first[late]:
                 continue
-            step = maker[late]
-            over = last[early] == first[late] and start == offset and readers[early] == 1
-            over = over and early in step.reads and in_place(step, buffers[early], buffers[late])
-            need(over, f"{early} and {late} overlap in {step.name}")
+            need(start == offset and inherits(early, late), f"{early} and {late} overlap in {maker[late].name}")
+    need(len({*memory.over.values()}) == len(memory.over), "two buffers take over the memory of one")
+    for new, old in memory.over.items():
+        fits = old in memory.apart and new in (*memory.apart, *memory.fresh) and takes_over(buffers[new], buffers[old])
+        need(fits and inherits(old, new), f"{new} takes over {old}, which is not free")
 
 
 def in_place(kernel: Step, old: Buffer, new: Buffer) -> bool:
