@@ -82,10 +82,11 @@ class Execution:
     def __init__(
         self,
         first: Callable[[types.FrameType, bool], bool],
+        named: Callable[[str | None], None],
         read: Callable[[Source, Any], None],
         refuse: Callable[[str], None],
     ) -> None:
-        self.first, self.read, self.refuse = first, read, refuse
+        self.first, self.named, self.read, self.refuse = first, named, read, refuse
         self.ran: dict[types.CodeType, int] = {}  # with the attention that each deserves
         self.every = False
         self.names: set[str] = set()
@@ -140,6 +141,8 @@ class Execution:
                 if file_of(code, frame.f_globals).startswith(OURS):
                     return
                 self.ran.setdefault(code, _attention(code))
+                if "__dict__" in code.co_names and not is_installed_file(file_of(code, frame.f_globals)):
+                    self.every = True  # its keys are names that code may compute
                 if self.first(frame, True):
                     self._shared.add(code)
             elif code in self._shared:
@@ -194,9 +197,14 @@ class Execution:
                 self.every = True
             else:
                 self.names.add(found)
+            if not is_installed_file(file_of(frame.f_code, frame.f_globals)):
+                self.named(found)
         elif name in _ALL_NAMES:
             self.every = True
-            if name in _LISTING and not is_installed_file(file_of(frame.f_code, frame.f_globals)):
+            own = not is_installed_file(file_of(frame.f_code, frame.f_globals))
+            if own:
+                self.named(None)
+            if name in _LISTING and own:
                 self.refuse(f"{name}() lists {_LISTING[name]}, which the key does not hold")
         elif name == "id" and self.ran.get(frame.f_code) == NORMAL and not is_library_file(frame.f_code.co_filename):
             self.refuse(f"id() {_IDENTITY}")

@@ -17,7 +17,7 @@ import gc
 import importlib.util
 import sys
 import types
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -372,10 +372,7 @@ class Reach:
         self._codes.add((code, id(namespace)))
         self._inner.update(item for item in nested(code) if item is not code)
         names = code_names(code)
-        for name in names - self.names:
-            self.names.add(name)
-            for member in self._waiting.pop(name, ()):
-                self._member(*member[:3], name, member[3])
+        self._members(names)
         if is_library_file(code.co_filename):
             return
         for module, source in list(self._modules.values()):
@@ -404,6 +401,20 @@ class Reach:
                 continue
             if not installed and not name.startswith("__"):  # what belongs to a library is known by its identity alone
                 self.scalars.append(Scalar(Item(owner, name), value, Place(name)))
+
+    def _members(self, names: Iterable[str]) -> None:
+        """The members of classes with these names."""
+        for name in set(names) - self.names:
+            self.names.add(name)
+            for member in self._waiting.pop(name, ()):
+                self._member(*member[:3], name, member[3])
+
+    def add_name(self, name: str | None) -> None:
+        """A name that code hands to `getattr` and its like; None: one that it computes, which may be any."""
+        self._members([name] if name is not None else list(self._waiting))
+        for module, source in list(self._modules.values()):
+            self._namespace(module, source, frozenset(module.__dict__ if name is None else (name,)))
+        self._run()
 
     def _imports(self, code: types.CodeType, namespace: dict, names: frozenset[str]) -> None:
         """Modules that import statements inside the code name."""
@@ -435,7 +446,7 @@ class Reach:
             names |= self.names
         held = module.__dict__
         used = self.globals.setdefault(id(held), (held, set()))[1]
-        for name in names - used:
+        for name in (names.union(held) if "__dict__" in names else names) - used:
             if not name.startswith("__"):
                 used.add(name)
             if name in held and not name.startswith("__"):

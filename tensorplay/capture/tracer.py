@@ -145,17 +145,25 @@ def _once(
             recorder.refuse(reason)
         size = reach.size
         again = reach.add_frame(frame)
-        if not new and reach.size == size:
-            return again
+        if new or reach.size != size:
+            reached()
+        return again
+
+    def named(name: str | None) -> None:
+        size = reach.size
+        reach.add_name(name)
+        if reach.size != size:
+            reached()
+
+    def reached() -> None:
         snapshot.extend()
         if reach.hazards:
             seen = Seen(reach, execution.codes, execution.every, execution.names)
             for place, source, reason in reach.hazards:
                 if seen.place(place):
                     recorder.refuse(f"may use {source}, {reason}: state that a graph does not repeat")
-        return again
 
-    execution = Execution(began, lambda source, value: settings.append((source, value)), recorder.refuse)
+    execution = Execution(began, named, lambda source, value: settings.append((source, value)), recorder.refuse)
     recorder.execution = execution
     RUNNING[-1] = (RUNNING[-1][0], recorder)
     keep_effects = False

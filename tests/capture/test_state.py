@@ -1116,6 +1116,13 @@ BETWEEN = {
     "variable_of_a_context": ("v = contextvars.ContextVar('v', default=1.0)", "v.set(v.get() + 1)\nreturn x * v.get()", "v.set(9.0)"),
     "computed_global": ("K = 2.0; n = 'K'", "return x * globals()[n]", "K = 3.0", "L = 5.0; n = 'L'", "L = 6.0"),
     "computed_module": ("n = 'computedmod'", "return x * importlib.import_module(n).K", "sys.modules[n].K = 3.0"),
+    "computed_member": ("import computedmod as m; i = 0", "return x * getattr(m, 'k' + str(i))", "m.k0 = 5.0", "i = 1", "m.k1 = 7.0", "m.k0 = 1.0"),
+    "member_in_a_variable": ("import computedmod as m; n = 'k0'", "q = n\nreturn x * getattr(m, q)", "m.k0 = 5.0"),
+    "computed_member_of_a_dictionary": ("import computedmod as m; i = 0", "return x * m.__dict__['k' + str(i)]", "m.k0 = 5.0"),
+    "computed_member_of_variables": ("import computedmod as m; i = 0", "return x * vars(m)['k' + str(i)]", "m.k0 = 5.0"),
+    "computed_tensor": ("import computedmod as m; i = 0; m.k0 = torch.ones(2)", "return x * getattr(m, f'k{i}')", "m.k0 = torch.zeros(2)", "m.k0 += 3"),
+    "computed_member_set": ("import computedmod as m; i = 0", "setattr(m, f'k{i}', 4.0)\nreturn x * 2", "m.k0 = 1.0"),
+    "computed_member_of_a_class": ("class A: k0 = 1.0\na = A(); i = 0", "return x * getattr(a, 'k' + str(i))", "A.k0 = 5.0", "a.k0 = 6.0"),
     "replaced_module": (
         "", "import computedmod\nreturn x * computedmod.K",
         "sys.modules['computedmod'] = types.SimpleNamespace(K=7.0)", "sys.modules['computedmod'].K = 8.0",
@@ -1129,7 +1136,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 sys.modules["computedmod"] = types.ModuleType("computedmod")
-sys.modules["computedmod"].K = 2.0
+sys.modules["computedmod"].K, sys.modules["computedmod"].k0, sys.modules["computedmod"].k1 = 2.0, 3.0, 4.0
 """
 
 
