@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import fx
@@ -16,23 +16,20 @@ from .artifacts.build import build
 from .codegen.cpp.emit import emit
 from .codegen.detect import detect
 from .codegen.target import Source, Target
-from .joint.budget import chosen
-from .joint.differentiate import Joint, differentiate
-from .joint.function import TrainingProgram, Unserved
 from .joint.numbers import has_numbers
 from .joint.opgraph import OpGraph
-from .joint.partition import partition
 from .joint.retrace import retrace
-from .joint.split import split
-from .joint.tape import taped
 from .loops.lower import lower
 from .loops.nodes import Loops
 from .loops.verify import verify
 from .runtime.arena import KEEP_TRAINING
-from .runtime.divided import Divided, one_call
 from .runtime.program import Program
 from .schedule.plan import Plan
 from .schedule.schedule import schedule
+
+if TYPE_CHECKING:  # modules that few calls need are loaded where they are: a tenth of the time to the first result
+    from .joint.differentiate import Joint
+    from .joint.function import TrainingProgram
 
 
 def stax(graph: fx.GraphModule, samples: Sequence[torch.Tensor], **options: Any) -> Any:
@@ -44,6 +41,9 @@ def stax(graph: fx.GraphModule, samples: Sequence[torch.Tensor], **options: Any)
     try:
         return whole(graph, samples, options)
     except NeedsDataError:
+        from .joint.split import split
+        from .runtime.divided import Divided, one_call
+
         parts = None if has_tape(graph) or has_numbers(graph) else split(graph, samples)
         if parts is None:
             raise
@@ -56,8 +56,14 @@ def whole(graph: fx.GraphModule, samples: Sequence[torch.Tensor], options: dict[
     """The program of a graph every operator of which has a place in it."""
     target = detect(options.get("cpu_isa"))
     clock = Clock()
-    ops = clock("retrace", taped(graph, samples)) if has_tape(graph) else None
+    ops = None
+    if has_tape(graph):
+        from .joint.tape import taped
+
+        ops = clock("retrace", taped(graph, samples))
     if ops is None and trains(graph, samples):
+        from .joint.differentiate import differentiate
+
         joint = clock("differentiate", differentiate(graph, samples))
         if joint.tangents:
             return train(graph, joint, target, clock, options)
@@ -68,6 +74,10 @@ def whole(graph: fx.GraphModule, samples: Sequence[torch.Tensor], options: dict[
 
 def train(graph: fx.GraphModule, joint: Joint, target: Target, clock: Clock, options: dict[str, Any]) -> TrainingProgram:
     """A training region: its forward part is built now, its backward part up to the source; the first backward builds it."""
+    from .joint.budget import chosen
+    from .joint.function import TrainingProgram, Unserved
+    from .joint.partition import partition
+
     parts = clock("partition", partition(joint, chosen(options)))
     consumed = frozenset(s.name for s in parts.saved)
     forward = prepare(parts.forward, target, clock)
