@@ -76,6 +76,11 @@ def _attention(code: types.CodeType) -> int:
     return QUIET if os.path.basename(filename) in _QUIET_NAMES else NORMAL
 
 
+def _own(frame: types.FrameType) -> bool:
+    """Whether the program's own code runs in the frame, not an installed package's."""
+    return not is_installed_file(file_of(frame.f_code, frame.f_globals))
+
+
 class Execution:
     """Watches one run on one thread."""
 
@@ -141,7 +146,7 @@ class Execution:
                 if file_of(code, frame.f_globals).startswith(OURS):
                     return
                 self.ran.setdefault(code, _attention(code))
-                if "__dict__" in code.co_names and not is_installed_file(file_of(code, frame.f_globals)):
+                if "__dict__" in code.co_names and _own(frame):
                     self.every = True  # its keys are names that code may compute
                 if self.first(frame, True):
                     self._shared.add(code)
@@ -197,22 +202,21 @@ class Execution:
                 self.every = True
             else:
                 self.names.add(found)
-            if not is_installed_file(file_of(frame.f_code, frame.f_globals)):
+            if _own(frame):
                 self.named(found)
         elif name in _ALL_NAMES:
             self.every = True
-            own = not is_installed_file(file_of(frame.f_code, frame.f_globals))
-            if own:
+            if _own(frame):
                 self.named(None)
-            if name in _LISTING and own:
-                self.refuse(f"{name}() lists {_LISTING[name]}, which the key does not hold")
+                if name in _LISTING:
+                    self.refuse(f"{name}() lists {_LISTING[name]}, which the key does not hold")
         elif name == "id" and self.ran.get(frame.f_code) == NORMAL and not is_library_file(frame.f_code.co_filename):
             self.refuse(f"id() {_IDENTITY}")
         elif name in ("open", "input", "breakpoint"):
             self.refuse(f"{name}() uses a file, which a graph does not repeat")
 
     def _asked(self, frame: types.FrameType, name: str) -> None:
-        if not is_installed_file(file_of(frame.f_code, frame.f_globals)):
+        if _own(frame):
             self.refuse(f"{name}() {_ASKING[name]}")
 
     def _setting(self, function: Any, name: str, attention: int) -> None:
@@ -363,7 +367,7 @@ def _asked_by_the_program(reason: str) -> Callable[[Execution, types.FrameType],
 
     def refuse(execution: Execution, frame: types.FrameType) -> None:
         caller = frame.f_back
-        if caller is not None and not is_installed_file(file_of(caller.f_code, caller.f_globals)):
+        if caller is not None and _own(caller):
             execution.refuse(f"{frame.f_code.co_name}() {reason}, which a graph does not repeat")
 
     return refuse
