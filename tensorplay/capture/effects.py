@@ -20,6 +20,7 @@ from typing import Any
 import numpy
 import torch
 
+from ..key.signature import module_of
 from ..key.sources import Root, Source
 from .kinds import BUFFERS, hazard, is_followed, is_variable
 from .reach import Found, Reach
@@ -166,8 +167,8 @@ def _stateful(value: Any) -> tuple[Callable[[Any], Any], Callable[[Any, Any], No
     """How to read and put back the hidden state of a generator of random numbers."""
     if isinstance(value, random.Random) and not isinstance(value, random.SystemRandom):
         return (lambda r: {"state": pickle.dumps(r.getstate())}), (lambda r, c: r.setstate(pickle.loads(c["state"])))
-    bits = value.bit_generator if type(value).__module__.startswith("numpy.random") and hasattr(value, "bit_generator") else value
-    if type(bits).__module__.startswith("numpy.random") and hasattr(bits, "state"):
+    bits = value.bit_generator if module_of(type(value)).startswith("numpy.random") and hasattr(value, "bit_generator") else value
+    if module_of(type(bits)).startswith("numpy.random") and hasattr(bits, "state"):
         return (
             lambda g: {"state": pickle.dumps(getattr(g, "bit_generator", g).state)},
             lambda g, c: setattr(getattr(g, "bit_generator", g), "state", pickle.loads(c["state"])),

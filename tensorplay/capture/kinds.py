@@ -30,7 +30,7 @@ from typing import Any
 import numpy
 import torch
 
-from ..key.signature import followed
+from ..key.signature import followed, module_of
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 OURS = os.path.dirname(os.path.dirname(__file__)) + os.sep
@@ -66,9 +66,9 @@ def hazard(value: Any) -> str:
     kind = type(value)
     if isinstance(value, (types.GeneratorType, types.CoroutineType, types.AsyncGeneratorType)):
         return f"a generator ({value.__qualname__})"
-    if isinstance(value, _FOREIGN) or kind.__module__ == "mmap":
+    if isinstance(value, _FOREIGN) or module_of(kind) == "mmap":
         return f"memory that Python does not own ({kind.__name__})"
-    if hasattr(kind, "__next__") and (not kind.__flags__ & _HEAP_TYPE or kind.__module__ in _LIBRARIES):
+    if hasattr(kind, "__next__") and (not kind.__flags__ & _HEAP_TYPE or module_of(kind) in _LIBRARIES):
         return f"an iterator ({kind.__name__})"
     if isinstance(value, numpy.ndarray) and (value.nbytes > LARGE or value.dtype.hasobject):
         return "a numpy array that is too large to be compared at each call, or holds objects"
@@ -106,11 +106,11 @@ def is_installed_file(filename: str) -> bool:
 @functools.lru_cache(maxsize=4096)
 def is_installed_class(cls: type) -> bool:
     """Whether a class belongs to an installed package."""
-    return is_installed_file(getattr(sys.modules.get(cls.__module__), "__file__", None) or "")
+    return is_installed_file(getattr(sys.modules.get(module_of(cls)), "__file__", None) or "")
 
 
 def is_library_class(cls: type) -> bool:
-    return cls.__module__.partition(".")[0] in _LIBRARIES
+    return module_of(cls).partition(".")[0] in _LIBRARIES
 
 
 def is_library_module(module: types.ModuleType) -> bool:

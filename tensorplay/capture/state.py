@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from ..key.signature import module_of
 from ..key.sources import Attribute, Item, Keys, Names, Size, Source, TypeOf
 from .kinds import BUFFERS, LRU, MAPPINGS, REFERENCES, code_names, is_followed, is_variable
 from .reach import Found, Place, Reach
@@ -102,7 +103,7 @@ def _module(module: torch.nn.Module, source: Source) -> list[Row]:
     rows: list[Row] = []
     if isinstance(source, (Attribute, Item)):
         rows.append((TypeOf(source), type(module)))
-    if not type(module).__module__.startswith("torch.") or isinstance(module, _CONTAINERS):
+    if not module_of(type(module)).startswith("torch.") or isinstance(module, _CONTAINERS):
         rows.append((Names(source), Names(source).of(module)))
     return rows
 

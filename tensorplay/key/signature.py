@@ -159,7 +159,7 @@ def _entry(x: Any, seen: dict[int, int]) -> Entry:
         return "value", kind, str.__str__(x) if isinstance(x, str) else bytes(x)
     if isinstance(x, float):
         return "value", kind, _float_entry(float(x))[2]
-    if kind.__module__ == "numpy" and hasattr(x, "tobytes"):
+    if module_of(kind) == "numpy" and hasattr(x, "tobytes"):
         if x.dtype.hasobject:
             return ("items", kind, x.shape, *[_entry(v, seen) for v in x.ravel()])
         return "value", kind, str(x.dtype), x.shape, x.tobytes()
@@ -190,15 +190,21 @@ def attributes(x: Any) -> dict[str, Any] | None:
     return held if weak and all(isinstance(member, types.GetSetDescriptorType) for member in own) else None
 
 
+def module_of(cls: type) -> str:
+    """The module that a class names; '' where its `__module__` is a descriptor that serves its instances."""
+    name: Any = cls.__module__
+    return name if isinstance(name, str) else ""
+
+
 @functools.lru_cache(maxsize=4096)
 def followed(cls: type) -> bool:
     """Whether the attributes of an object of this class are read: those of the program's own classes, and those of
     Python classes of libraries that hold values, not machinery such as locks and loggers."""
-    parts = cls.__module__.split(".")
+    parts = module_of(cls).split(".")
     if parts[0] not in _LIBRARIES or cls in _HOLDING:
         return True
     if parts[0] in _MACHINERY or any(part.startswith("_") for part in parts if part != "__main__"):
-        return cls.__module__ in _HOLDERS
+        return module_of(cls) in _HOLDERS
     return parts[0] not in ("numpy", "builtins")
 
 

@@ -88,4 +88,6 @@ def check(make, backend="eager", step=call, tolerance=0.0):
     for k, (a, b) in enumerate(zip(want, got, strict=True)):
         assert same(a, b, tolerance), (k, a, b, compiled_of(compiled).fallbacks)
     assert first.getvalue() == second.getvalue()
+    reasons = [fallback.reason for fallback in compiled_of(compiled).fallbacks]
+    assert not any(reason.startswith("capture failed") for reason in reasons), reasons
     return compiled_of(compiled)

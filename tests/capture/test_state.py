@@ -900,6 +900,25 @@ def metaclass_attr():
 
 
 @case
+def module_names_that_serve_the_instances():
+    class M(type):
+        __module__ = property(lambda cls: ["not", "a", "name"])
+        k = 2.0
+
+    class C(metaclass=M):
+        def __init__(self):
+            self.a = 3.0
+
+    class D:
+        __module__ = property(lambda self: "an instance's")
+        a = 2.0
+
+    c, d = C(), D()
+    steps = [lambda: setattr(M, "k", 5.0), lambda: setattr(c, "a", 7.0), lambda: setattr(D, "a", 4.0), lambda: setattr(d, "a", 9.0)]
+    return (lambda x: x * C.k + c.a * d.a), [(t,), *[step for change in steps for step in (change, (t,))]]
+
+
+@case
 def singledispatch():
     @functools.singledispatch
     def g(k, x):
