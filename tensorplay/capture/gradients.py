@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ..key.sources import Attribute
 from ..stax.loops.nodes import dense, row_major
 
 if TYPE_CHECKING:
@@ -108,10 +109,22 @@ def _check(recorder: Recorder, leaf: Tensor) -> None:
     recorder.node_of(leaf)
     if not leaf.is_leaf:
         recorder.refuse("accumulates the gradient of a value that is no leaf")
-    if leaf._backward_hooks or leaf._post_accumulate_grad_hooks:
-        recorder.refuse("accumulates the gradient of a tensor with hooks")
+    unhooked(recorder, [leaf], "accumulates the gradient of a tensor with hooks")
     if any(type(f.value).__name__ == "DistributedDataParallel" for f in recorder.reach.objects.values()):
         recorder.refuse("accumulates gradients that DistributedDataParallel exchanges behind autograd")
+
+
+def unhooked(recorder: Recorder, inputs: Any, reason: str = "differentiates by a tensor with hooks") -> None:
+    """Hooks on gradients are code that no graph holds; that tensors of the caller have none is in the key."""
+    with torch._C.DisableTorchFunction():
+        for tensor in [t for t in _listed(inputs) if isinstance(t, Tensor)]:
+            source = recorder.source_of_input(tensor)
+            for name in ("_backward_hooks", "_post_accumulate_grad_hooks"):
+                hooks = getattr(tensor, name)
+                if hooks:
+                    recorder.refuse(reason)
+                if source is not None:
+                    recorder.rows.append((Attribute(source, name), hooks))
 
 
 def _accumulated(recorder: Recorder, leaf: Tensor, gradient: Tensor) -> Tensor:

@@ -107,6 +107,8 @@ class Recorder(Values, TorchFunctionMode):
             return gradients.write(self, args[0], args[1] if len(args) > 1 else None)
         if func in _BACKWARD:
             return gradients.backward(self, *args, **{_BACKWARD[func].get(k, k): v for k, v in kwargs.items()})
+        if func is torch.autograd.grad:
+            gradients.unhooked(self, args[1] if len(args) > 1 else kwargs.get("inputs", ()))
         if func is Tensor.__deepcopy__:
             return self._deepcopy(args[0])
         if self._enters(func) and func is not self._opening:

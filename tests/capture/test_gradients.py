@@ -335,6 +335,33 @@ def hooks_on_gradients():
     return f, XS, lambda: (w.grad, v.grad, len(log))
 
 
+@native
+def hooks_that_come_and_go():
+    w, handles = r(1, 2, 3), []
+
+    def f(x):
+        return torch.autograd.grad((w * x).sum(), [w])[0]
+
+    def attach():
+        handles.append(w.register_hook(lambda g: g * 10))
+
+    return f, [*XS, attach, *XS, lambda: handles.pop().remove(), *XS, attach, *XS]
+
+
+@native
+def hooks_that_come_while_training():
+    m, handles = net(), []
+    f, steps, *looks = training(lambda p: optim.SGD(p, lr=0.1), m=m)
+
+    def attach():
+        handles.append(m[0].weight.register_hook(lambda g: g * 10))
+
+    def after():
+        handles.append(m[2].weight.register_post_accumulate_grad_hook(lambda p: (p.grad.mul_(2), None)[1]))
+
+    return f, [*steps, attach, *steps, lambda: handles.pop().remove(), *steps, after, *steps], *looks
+
+
 @pytest.mark.parametrize("name", CASES[__name__])
 def test_gradients(name):
     check(CASES[__name__][name])
