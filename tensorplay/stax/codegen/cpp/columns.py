@@ -5,15 +5,15 @@ from __future__ import annotations
 import math
 
 from ...dtypes import TABLE
-from ...expr import affine
+from ...expr import Expr, affine, loads
 from . import folds as F
 from .body import Block
-from .shape import Fold, Store, flat
+from .shape import Fold, Store, cycles, flat
 from .writer import Opened, Writer
 
 TILE = 1024  # columns whose accumulators stay in L1
-PARTS = 8  # tiles get narrower until there are so many
-BAND = 8  # rows whose sum is taken in registers
+BAND = 8  # rows whose sum is taken in registers, and lines of L1 that may fall on one set
+HEAVY = 24  # cycles of a step that hide the loads and stores of accumulators
 
 
 def tiles(w: Writer) -> None:
@@ -22,33 +22,34 @@ def tiles(w: Writer) -> None:
     assert v is not None
     outer = [u for u in shape.dims if u is not v]
     rows, size = math.prod(u.args[1] for u in outer), v.args[1]
-    width = TILE
-    while width > 128 and rows * math.ceil(size / width) < PARTS:
-        width //= 2
-    width = min(width, math.ceil(size / w.n) * w.n)
-    count = math.ceil(size / width)
+    most = min(TILE, math.ceil(size / w.n) * w.n)
+    width = str(most)
     if w.serial():
         block, opened = w.over(outer, True)
         inner = Block(block)
-        opened.append((inner, f"for (i64 low = 0; low < {size}; low += {width}) {{", "}"))
+        opened.append((inner, f"for (i64 low = 0; low < {size}; low += {most}) {{", "}"))
     else:
+        width = "width"
+        w.root.line(f"const i64 width = tile({size}, {most}, {w.limit()}, {rows}), count = ({size} + width - 1) / width;")
         block = Block(w.root)
-        opened = [(block, f"parallel({w.limit()}, {rows * count}, [=](int, i64 begin, i64 end) INLINE {{", "});")]
+        parts = f"{rows} * count" if rows > 1 else "count"
+        opened = [(block, f"parallel({w.limit()}, {parts}, [=](int, i64 begin, i64 end) INLINE {{", "});")]
         inner = Block(block, frozenset(outer))
         opened.append((inner, "for (i64 t = begin; t < end; t++) {", "}"))
         step = rows
         for u in outer:
             step //= u.args[1]
-            inner.line(f"const i64 {u.name} = t / {count * step}{f' % {u.args[1]}' if u is not outer[0] else ''};")
-        inner.line(f"const i64 low = t % {count} * {width};")
+            span = f"({step} * count)" if step > 1 else "count"
+            inner.line(f"const i64 {u.name} = t / {span}{f' % {u.args[1]}' if u is not outer[0] else ''};")
+        inner.line(f"const i64 low = t{' % count' if rows > 1 else ''} * width;")
     inner.line(f"const i64 high = low + {width} < {size} ? low + {width} : {size};")
     inner.barrier = True
     even = size % w.n == 0
     for p in range(w.passes()):
         folds, stores = w.work(p)
         if folds or stores:
-            tile_pass(w, inner, folds, stores, "low", "high", even, width, " - low", None)
-            tile_results(w, inner, folds, "low", "high", even, width, " - low")
+            tile_pass(w, inner, folds, stores, "low", "high", even, most, " - low", None)
+            tile_results(w, inner, folds, "low", "high", even, most, " - low")
     tile_stores(w, inner, "low", "high", even)
     w.finish(opened)
 
@@ -57,7 +58,7 @@ def tile_pass(
     w: Writer, tile: Block, folds: list[Fold], stores: list[Store], low: str, high: str, even: bool, width: int, shift: str,
     bounds: tuple[str, str, str] | None,
 ) -> None:  # fmt: skip
-    """One walk down the rows of a tile: eight rows at a time, so that an accumulator is loaded once for eight."""
+    """One walk down the rows of a tile: a band at a time, so that an accumulator is loaded once for its rows."""
     shape, body, v = w.shape, w.body, w.v
     assert v is not None
     length = math.prod(r.args[1] for r in shape.rdims)
@@ -83,9 +84,15 @@ def tile_pass(
         block, header = w.loop(block, r, from_, to)
         opened.append((block, header, "}"))
     first, end = bounds[1:] if bounds is not None and bounds[0] == last.name else ("0", str(last.args[1]))
-    band = Block(block)
-    opened.append((band, f"for (i64 b = {first}; b < {end}; b += {BAND}) {{", "}"))
-    band.line(f"const i64 e = b + {BAND} < {end} ? b + {BAND} : {end};")
+    values = [f.body for f in folds] + [s.value for s in stores]
+    tall = band_of(values, stores, last, v)
+    if tall == 1:
+        band, header = w.loop(block, last, first, end)
+        opened.append((band, header, "}"))
+    else:
+        band = Block(block)
+        opened.append((band, f"for (i64 b = {first}; b < {end}; b += {tall}) {{", "}"))
+        band.line(f"const i64 e = b + {tall} < {end} ? b + {tall} : {end};")
     inner, header, footer = w.vector_loop(band, low, high, even)
     opened.append((inner, header, footer))
     for f in folds:
@@ -98,9 +105,12 @@ def tile_pass(
             inner.line(f"auto {name}v = load<N>({at});")
         if kind in F.INDEXED:
             inner.line(f"auto {name}i = load<N>({name}_at + {v.name}{shift});")
-    step, step_header = w.loop(inner, last, "b", "e")
-    step.live = inner.live
-    w.ask_ahead(step, [f.body for f in folds], last, BAND, "the next band")
+    if tall == 1:
+        step = inner
+        w.ask_ahead(step, values, last)
+    else:
+        step, step_header = w.loop(inner, last, "b", "e")
+        step.live = inner.live
     for f in folds:
         name, _ = w.accs[id(f)]
         kind = F.kind_of(f)
@@ -113,7 +123,8 @@ def tile_pass(
         else:
             step.line(f"{name}v = {F.combine(f, f'{name}v', text)};", f.kind)
     w.stores(step, stores)
-    step.close(step_header)
+    if step is not inner:
+        step.close(step_header)
     for f in folds:
         name, blocked = w.accs[id(f)]
         at = f"{v.name}{shift}"
@@ -124,6 +135,18 @@ def tile_pass(
         if F.kind_of(f) in F.INDEXED:
             inner.line(f"store<N>({name}_at + {at}, {name}i);")
     w.finish(opened)
+
+
+def band_of(values: list[Expr], stores: list[Store], along: Expr, v: Expr) -> int:
+    """Rows of a band: those of large powers of two are so far apart that all lines of a column lie in one set of L1.
+    Where arithmetic takes the time, rows come one by one, as memory gives them best."""
+    if cycles(values) > HEAVY:
+        return 1
+    arrays = {s.name for s in stores} | {e.args[0] for e in loads(*values) if {along, v} <= e.args[1].free}
+    tall = BAND
+    while tall > 2 and tall * len(arrays) > BAND:
+        tall //= 2
+    return tall
 
 
 def tile_results(

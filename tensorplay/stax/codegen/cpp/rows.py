@@ -128,7 +128,7 @@ def row_pass(
         inner, header, footer = w.vector_loop(block, low, high, even, unroll)
         opened.append((inner, header, footer))
     if p == 1 and v is not None and v in shape.rdims and shape.dims:
-        w.ask_ahead(inner, roots, shape.dims[-1], 1, "the next row")
+        w.ask_ahead(inner, roots, shape.dims[-1])
     for f, name in zip(folds, names, strict=True):
         body.origin = f.origin
         accumulate(w, inner, f, f"{name}b" if blocked and F.is_sum(f) else name, unroll)

@@ -70,6 +70,12 @@ template <class F> FI void part(i64 begin, i64 end, i64 low, i64 high, F f) {
 }
 FI i64 upto(i64 x, i64 limit) { return x < limit ? x : limit; }
 FI int at_most(int threads, int limit) { return threads < limit ? threads : limit; }
+// columns of a tile, at most `most`: in every one of `rows` outer steps, as many tiles for each of the threads
+FI i64 tile(i64 size, i64 most, int threads, i64 rows) {
+  const i64 each = (threads + rows - 1) / rows, count = ((size + most - 1) / most + each - 1) / each * each;
+  const i64 width = ((size + count - 1) / count + 63) / 64 * 64;
+  return width < 128 ? 128 : width;
+}
 FI void fail(int *code, int check) { __atomic_store_n(code, check, __ATOMIC_RELAXED); }
 
 }  // namespace stx

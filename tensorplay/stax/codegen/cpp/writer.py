@@ -156,15 +156,15 @@ class Writer:
             opened.append((block, header, "}"))
         return block, opened
 
-    def ask_ahead(self, block: Block, roots: Sequence[Expr], along: Expr, steps: int, what: str) -> None:
-        """A kernel that streams from memory asks for what it reads `steps` further along a loop."""
+    def ask_ahead(self, block: Block, roots: Sequence[Expr], along: Expr) -> None:
+        """A kernel that streams from memory asks for what it reads in the next step of a loop."""
         if self.ns < STREAM_NS or self.v is None:
             return
         for e in unconditional(roots):
             ahead = coefficient(e.args[1], along) if e.op == "load" else None
             if ahead and coefficient(e.args[1], self.v) == 1 and not indirect(e.args[1]):
                 pointer = self.body.argument(e.args[0], e.dtype)
-                block.line(f"prefetch({self.body.offset(pointer, e.args[1], block)} + {ahead * steps});", what)
+                block.line(f"prefetch({self.body.offset(pointer, e.args[1], block)} + {ahead});", "the next row")
 
     def write(self, block: Block, stores: Sequence[Store], low: str, high: str, size: int, ask: bool = True) -> None:
         """The loop along the lanes that computes `stores`; its bounds are multiples of PART, or `size`."""
