@@ -124,6 +124,13 @@ def is_followed(value: Any) -> bool:
     return followed(type(value))
 
 
+def is_inert(value: Any) -> bool:
+    """Whether nothing hangs on a value that is compared as a whole."""
+    if isinstance(value, (tuple, frozenset)):
+        return type(value) in (tuple, frozenset) and all(map(is_inert, value))
+    return type(value) in SCALARS or isinstance(value, IMMUTABLE)
+
+
 def is_variable(value: Any) -> bool:
     return isinstance(value, ContextVar)
 

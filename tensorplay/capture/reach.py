@@ -24,7 +24,20 @@ from typing import Any
 import torch
 
 from ..key.signature import _slots
-from ..key.sources import Argument, Attribute, Cell, Defined, Filled, Item, Keyword, Result, Root, Source, Variable
+from ..key.sources import (
+    Argument,
+    Attribute,
+    Cell,
+    Defined,
+    Filled,
+    Item,
+    Keys,
+    Keyword,
+    Result,
+    Root,
+    Source,
+    Variable,
+)
 from .callee import callee
 from .kinds import (
     BUFFERS,
@@ -41,6 +54,7 @@ from .kinds import (
     hazard,
     imports,
     is_followed,
+    is_inert,
     is_installed_class,
     is_installed_file,
     is_library_class,
@@ -167,6 +181,9 @@ class Reach:
         self._run()
         return apart
 
+    def root_of(self, cls: type) -> Root:
+        return self._root(cls, cls.__qualname__)
+
     def _root(self, value: Any, name: str) -> Root:
         return self._roots.setdefault(id(value), Root(value, name))
 
@@ -241,7 +258,7 @@ class Reach:
         elif isinstance(value, types.FunctionType):
             self._function(value, source)
         elif isinstance(value, types.MethodType):
-            self._push(value.__self__, Attribute(source, "__self__"), inside, keyed)
+            self._push(value.__self__, Attribute(source, "__self__"), inside, False)
             self._push(value.__func__, Attribute(source, "__func__"), inside, False)
         elif isinstance(value, functools.partial):
             for name in ("func", "args", "keywords"):
@@ -253,7 +270,12 @@ class Reach:
         elif isinstance(value, MAPPINGS):
             for key, item in list(value.items() if isinstance(value, types.MappingProxyType) else dict.items(value)):
                 self._push(item, Item(source, key), inside, keyed)
+            self._elements(value, source, inside, keyed)
             if type(value) not in MAPPINGS:
+                self._attributes(value, source, keyed)
+        elif isinstance(value, (set, frozenset)):
+            self._elements(value, source, inside, keyed)
+            if type(value) not in (set, frozenset):
                 self._attributes(value, source, keyed)
         elif isinstance(value, (*SEQUENCES, collections.deque)):
             for k, item in enumerate(value):
@@ -261,7 +283,7 @@ class Reach:
             if type(value) not in (list, tuple):
                 self._attributes(value, source, keyed)
         elif isinstance(value, VIEWS):
-            self._push(value.mapping, Attribute(source, "mapping"), inside, keyed)
+            self._push(value.mapping, Attribute(source, "mapping"), inside, False)
         elif isinstance(value, REFERENCES):
             self._push(value(), Result(source), inside, False)
         elif is_variable(value):
@@ -277,6 +299,14 @@ class Reach:
             return
         elif is_followed(value):
             self._attributes(value, source, keyed)
+
+    def _elements(self, value: Iterable[Any], source: Source, inside: Place, keyed: bool) -> None:
+        """Elements of a set and keys of a dictionary, which are compared as a whole: what hangs on them is state."""
+        for k, item in enumerate(value):
+            if isinstance(item, enum.Enum):
+                self._constant(item, Item(Keys(source), k), inside, True)
+            elif not is_inert(item):
+                self._push(item, Item(Keys(source), k), inside, keyed)
 
     def _module(self, module: torch.nn.Module, source: Source) -> None:
         held = module.__dict__
@@ -312,11 +342,11 @@ class Reach:
                 continue
             if not library:
                 self.classes[base] = None
-            held = Attribute(self._root(base, base.__qualname__), "__dict__")
+            held = Attribute(self.root_of(base), "__dict__")
             for name, member in list(base.__dict__.items()):
                 # read through the most derived class, so that a new member of a class between hides it
                 through = base if name in seen else cls
-                owner = self._root(through, through.__qualname__)
+                owner = self.root_of(through)
                 seen.add(name)
                 direct, static = Attribute(owner, name), Item(held, name)
                 if isinstance(member, DESCRIPTORS):
@@ -460,7 +490,7 @@ def _rebindable(source: Source) -> bool:
     """Whether a place of functions and classes is the program's own: an attribute, a closure cell, an element, a global."""
     if isinstance(source, (Cell, Attribute)):
         return True
-    if isinstance(source, Item):
+    if isinstance(source, Item) and not isinstance(source.owner, Keys):
         namespace = getattr(source.owner, "value", None)
         return type(namespace) is not dict or not is_installed_file(namespace.get("__file__") or "")
     return False

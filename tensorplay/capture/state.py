@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from ..key.signature import module_of
-from ..key.sources import Attribute, Item, Keys, Names, Size, Source, TypeOf
+from ..key.sources import Attribute, Item, Keys, Members, Names, Size, Source, TypeOf
 from .kinds import BUFFERS, LRU, MAPPINGS, REFERENCES, code_names, is_followed, is_variable
 from .reach import Found, Place, Reach
 
@@ -72,10 +72,18 @@ def state(reach: Reach, seen: Seen) -> tuple[Row, ...]:
     for scalar in reach.scalars:
         if seen.place(scalar.place) and not _private(scalar.source):
             rows.setdefault(scalar.source, scalar.value)
+    classes: dict[type, None] = {}
     for found in reach.objects.values():
-        if not found.keyed and not _private(found.source) and seen.object(found):
+        if _private(found.source) or not seen.object(found):
+            continue
+        classes[type(found.value)] = None
+        if isinstance(found.value, type):
+            classes[found.value] = None
+        if not found.keyed:
             for source, value in _shape(found.value, found.source):
                 rows.setdefault(source, value)
+    for base in dict.fromkeys(base for cls in classes for base in cls.__mro__ if base in reach.classes):
+        rows[Members(reach.root_of(base))] = Members.of(base)  # a new one may hide, or answer, what was looked up
     return tuple(rows.items())
 
 

@@ -10,7 +10,7 @@
 #define OPS(X)                                                                                                          \
   X(argument) X(constant) X(item) X(attribute) X(cell) X(size) X(type) X(method) X(get) X(dict)                         \
   X(keys) X(defined) X(result)                                                                                          \
-  X(is) X(same) X(held) X(equal) X(tensor) X(module) X(names) X(absent) X(identical) X(outcome)
+  X(is) X(same) X(held) X(equal) X(tensor) X(module) X(names) X(members) X(absent) X(identical) X(outcome)
 #define ENUM(name) OP_##name,
 #define NAME(name) #name,
 enum { OPS(ENUM) OP_count };
@@ -21,7 +21,7 @@ typedef struct {
   uint64_t version;
 } Seen;
 
-static int remembers(int op) { return op == OP_names ? 4 : op == OP_module ? 2 : op == OP_item || op == OP_absent; }
+static int remembers(int op) { return op == OP_names ? 4 : op == OP_module ? 2 : op == OP_item || op == OP_absent || op == OP_members; }
 
 typedef struct {
   int op, dst, src;
@@ -365,6 +365,28 @@ static int names_are(Seen *seen, PyObject *attributes, PyObject *names) {
   return 1;
 }
 
+/* Whether a class defines exactly the names in o[0], in order, apart from those in o[1]. */
+static int members_are(Seen *seen, PyTypeObject *cls, PyObject *o) {
+  if (seen->dict == (PyObject *)cls && cls->tp_version_tag && seen->version == cls->tp_version_tag) return 1;
+  PyObject *names = PyTuple_GET_ITEM(o, 0), *besides = PyTuple_GET_ITEM(o, 1), *key;
+  Py_ssize_t at = 0, n = PyTuple_GET_SIZE(names), place = 0;
+  (void)_PyType_Lookup(cls, s_forward); /* gives a class that was changed a version */
+  seen->dict = NULL;
+  while (PyDict_Next(cls->tp_dict, &place, &key, NULL)) {
+    if (at < n && key == PyTuple_GET_ITEM(names, at)) {
+      at++;
+      continue;
+    }
+    int ignored = PySet_Contains(besides, key);
+    if (ignored < 0) return -1;
+    if (ignored) continue;
+    if (at == n || same_value(key, PyTuple_GET_ITEM(names, at++)) != 1) return 0;
+  }
+  if (at != n) return 0;
+  seen->dict = (PyObject *)cls, seen->version = cls->tp_version_tag;
+  return 1;
+}
+
 static PyObject *inputs_of(Check *self, PyObject **v) {
   PyObject *out = PyTuple_New(self->inputs);
   for (Py_ssize_t i = 0; out && i < self->inputs; i++) PyTuple_SET_ITEM(out, i, Py_NewRef(v[self->reads[i]]));
@@ -432,6 +454,7 @@ static int check_steps(Check *self, const Call *call, PyObject **v) {
         holds = unchanged(s->seen, v[s->dst]) ? !s->seen->found : !value_of(s->seen, v[s->dst], o) && !PyErr_Occurred();
         break;
       case OP_names: holds = names_are(s->seen, v[s->dst], o); break; /* dst: the attributes of a module */
+      case OP_members: holds = PyType_Check(from) ? members_are(s->seen, (PyTypeObject *)from, o) : 0; break;
       case OP_identical: holds = from == v[s->dst]; break;
       case OP_outcome: { /* (inputs -> outcome, expected) */
         PyObject *inputs = inputs_of(self, v), *now = inputs ? PyObject_CallOneArg(PyTuple_GET_ITEM(o, 0), inputs) : NULL;

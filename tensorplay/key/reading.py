@@ -20,6 +20,7 @@ from torch import nn
 from ..source import code_of
 from .signature import Entry, _keys, entry, opaque, plain, tensor_entry
 from .sources import (
+    ADDED,
     Argument,
     Attribute,
     Cell,
@@ -27,6 +28,7 @@ from .sources import (
     Item,
     Keys,
     Keyword,
+    Members,
     Method,
     Names,
     Result,
@@ -159,6 +161,8 @@ class Text:
             case Names(owner):
                 own = self.names[owner]
                 return f"(*{own}.__dict__, *{own}._parameters, *{own}._buffers, *{own}._modules)"
+            case Members(owner):
+                return f"members({self.names[owner]})"
             case Defined(owner, name):
                 return f"{name!r} in {self.names[owner]}"
         return f"{self.constant(source)}.get(args, kwargs)"
@@ -198,7 +202,7 @@ class Text:
                 self.step("defined", name, own, variable)
             case Result():
                 self.step("result", name, own)
-            case Names():
+            case Names() | Members():
                 self.listed[name] = own  # compared without making a tuple
             case _:
                 self.step("get", name, "", source.get)
@@ -233,10 +237,12 @@ class Text:
             self.step("is", "", name, value)
         elif type(value) is tuple and all(type(v) is str for v in value):
             self.check(f"{name} != {self.constant(value)}")
-            if name in self.listed:
+            if name not in self.listed:
+                self.step("same", "", name, value)
+            elif f"{self.listed[name]}.__dict__" in self.slots:
                 self.step("names", f"{self.listed[name]}.__dict__", "", value)
             else:
-                self.step("same", "", name, value)
+                self.step("members", "", self.listed[name], (value, ADDED))
         elif plain(value):
             self.step("same", "", name, value)
             self.check(f"{name} is not {self.constant(value)} and entry({name}) != {self.constant(expected)}")
@@ -271,6 +277,7 @@ class Text:
         """The finished function and its text; the function keeps no sample value alive."""
         body = "\n        ".join([*self.lines, f"return {result}"])
         text = f"def match(args, kwargs):\n    try:\n        {body}\n    except Exception:\n        return None\n"
-        namespace = {"entry": entry, "tensor_entry": tensor_entry, "keys": _keys, "module_entry": module_entry, **self.env}
+        namespace = {"entry": entry, "tensor_entry": tensor_entry, "keys": _keys, "module_entry": module_entry}
+        namespace |= {"members": Members.of, **self.env}
         exec(code_of(text, "<guards>"), namespace)
         return namespace.pop("match"), text  # popped, so that function and namespace form no cycle

@@ -144,7 +144,7 @@ def _entry(x: Any, seen: dict[int, int]) -> Entry:
         pairs = [(_entry(k, seen), _entry(v, seen)) for k, v in x.items()]
         return ("dict", kind, *pairs, *_attributes(x, seen))
     if isinstance(x, (set, frozenset)):
-        return "items", kind, *sorted((_entry(v, seen) for v in x), key=repr)
+        return ("items", kind, *[_entry(v, seen) for v in x], *_attributes(x, seen))
     if isinstance(x, (enum.Enum, type, torch.nn.Module)):  # what the trace reads of a module has sources of its own
         return _identity_entry(x)
     if isinstance(x, (bytearray, memoryview)):

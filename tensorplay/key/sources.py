@@ -241,3 +241,26 @@ class Names(Source):
 
     def __str__(self) -> str:
         return f"names in {self.owner}"
+
+
+@dataclass(frozen=True)
+class Members(Source):
+    """The names that a class itself defines, in order, without what Python adds to a class that is used."""
+
+    owner: Source
+
+    def get(self, args: tuple, kwargs: dict) -> Any:
+        return self.of(self.owner.get(args, kwargs))
+
+    @staticmethod
+    def of(cls: Any) -> tuple:
+        return tuple([name for name in cls.__dict__ if name not in ADDED])
+
+    def __str__(self) -> str:
+        return f"names in class {self.owner}"
+
+
+ADDED = frozenset((
+    "__annotations__", "__annotations_cache__", "__annotate__", "__annotate_func__", "__slotnames__", "__abstractmethods__",
+    "_abc_impl", "__weakref__", "__dict__",
+))  # fmt: skip

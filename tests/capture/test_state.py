@@ -14,6 +14,7 @@ import random
 import sys
 import threading
 import types
+import weakref
 
 import numpy as np
 import pytest
@@ -1142,6 +1143,25 @@ BETWEEN = {
     "computed_tensor": ("import computedmod as m; i = 0; m.k0 = torch.ones(2)", "return x * getattr(m, f'k{i}')", "m.k0 = torch.zeros(2)", "m.k0 += 3"),
     "computed_member_set": ("import computedmod as m; i = 0", "setattr(m, f'k{i}', 4.0)\nreturn x * 2", "m.k0 = 1.0"),
     "computed_member_of_a_class": ("class A: k0 = 1.0\na = A(); i = 0", "return x * getattr(a, 'k' + str(i))", "A.k0 = 5.0", "a.k0 = 6.0"),
+    "truth_of_an_object": ("class A:\n  def __len__(s): return 1\na = A()", "return x * 2 if a else x", "A.__bool__ = lambda s: False", "del A.__bool__"),
+    "truth_of_a_class": ("class M(type): pass\nclass A(metaclass=M): pass", "return x * 2 if A else x", "M.__bool__ = lambda c: False"),
+    "iteration": (
+        "class A:\n  def __getitem__(s, i): return [2.0][i]\na = A()", "for v in a: x = x * v\nreturn x",
+        "A.__iter__ = lambda s: iter([5.0, 6.0])",
+    ),
+    "operator_of_a_base": ("class A: pass\nclass B(A): pass\nb = B()", "return x * 2 if b == 1 else x", "A.__eq__ = lambda s, o: True"),
+    "name_absent_from_a_class": ("class A: pass\nclass B(A): pass\nb = B()", "return x * getattr(b, 'k', 2.0)", "A.k = 5.0", "b.k = 3.0", "del A.k", "del b.k"),
+    "name_of_a_metaclass_hidden": ("class M(type): k = 2.0\nclass A(metaclass=M): pass", "return x * A.k", "A.k = 5.0", "del A.k", "M.k = 9.0"),
+    "parameter_hidden_by_its_class": ("class A(nn.Linear): pass\na = A(2, 2, False)", "return a(x)", "A.weight = torch.ones(3, 2)", "del A.weight"),
+    "weak_set": ("class A: pass\na = A(); a.k = [2.0]; w = weakref.WeakSet([a])", "for v in w: x = x * v.k[0]\nreturn x", "a.k[0] = 9.0", "a.k = [4.0]", "w.discard(a)"),
+    "weak_dictionary_of_keys": ("class A: pass\na = A(); a.k = 2.0; w = weakref.WeakKeyDictionary({a: 3.0})", "for v in w: x = x * v.k * w[v]\nreturn x", "a.k = 9.0", "w[a] = 5.0"),
+    "set_of_methods": ("class A:\n  k = 2.0\n  def f(s, x): return x * s.k\na = A(); w = {a.f}", "for v in w: x = v(x)\nreturn x", "a.k = 9.0", "del a.k", "A.k = 3.0"),
+    "set_of_classes": ("class A: k = 2.0\nw = {A}", "for v in w: x = x * v.k\nreturn x", "A.k = 9.0"),
+    "set_of_modules": ("m = nn.Linear(2, 2); w = {m}", "for v in w: x = v(x)\nreturn x", "m.weight.data.mul_(3)", "m.bias = None"),
+    "set_of_tensors": ("t = torch.ones(2); w = {t}", "for v in w: x = x * v\nreturn x", "t.mul_(3)", "w.add(torch.zeros(2))"),
+    "keys_that_hold_state": ("class A: pass\na = A(); a.k = [2.0]; w = {(1, A): 1.0, a: 2.0}", "for v in w: x = x * (v.k[0] if v is a else v[1].z)\nreturn x", "A.z = 4.0", "a.k[0] = 3.0", "A.z = 5.0"),
+    "order_of_a_set": ("w = {0, 8}", "for v in w: x = x * 2 + v\nreturn x", "w = {8, 0}", "w = frozenset(w)"),
+    "subclass_of_set": ("class A(set): pass\nw = A([1.0]); w.k = 2.0", "for v in w: x = x * v * w.k\nreturn x", "w.k = 3.0", "w.add(4.0)"),
     "replaced_module": (
         "", "import computedmod\nreturn x * computedmod.K",
         "sys.modules['computedmod'] = types.SimpleNamespace(K=7.0)", "sys.modules['computedmod'].K = 8.0",
@@ -1178,6 +1198,48 @@ def test_what_changes_between_two_calls(name):
         thread.name = before
         gc.enable()
         sys.modules.pop("computedmod", None)
+
+
+@case
+def methods_as_arguments():
+    class A:
+        def __init__(self):
+            self.k, self.items = 2.0, [1.0]
+
+        def f(self, x):
+            return x * self.k + self.items[0]
+
+    a, b = A(), A()
+    steps = [(t, a.f), (t, a.f), lambda: setattr(a, "k", 5.0), (t, a.f), lambda: a.items.append(1.0)]
+    steps += [lambda: a.items.insert(0, 3.0), (t, a.f), (t, b.f), lambda: setattr(b, "k", 4.0), (t, b.f)]
+    steps += [(t, [b.f]), lambda: setattr(b, "k", 6.0), (t, [b.f]), (t, {b.f}), lambda: setattr(b, "k", 7.0), (t, {b.f})]
+    return (lambda x, m: m(x) if callable(m) else [q(x) for q in m]), steps
+
+
+@case
+def sets_as_arguments():
+    class A:
+        k = 2.0
+
+    class Own(set):
+        pass
+
+    def f(x, s):
+        for v in s:
+            x = x * 2 + (v if type(v) is int else v().k if isinstance(v, weakref.ref) else v.k)
+        return x
+
+    a, own = A(), Own([1])
+    steps = [(t, {0, 8}), (t, {8, 0}), (t, {a}), lambda: setattr(A, "k", 3.0), (t, {a}), (t, {weakref.ref(a)})]
+    steps += [lambda: setattr(a, "k", 4.0), (t, {weakref.ref(a)}), (t, {a}), (t, own), lambda: own.add(5), (t, own)]
+    return f, steps
+
+
+@case
+def views_of_dictionaries_as_arguments():
+    d = {"a": 2.0}
+    values = d.values()
+    return (lambda x, s: [x * v for v in s]), [(t, values), lambda: d.update(a=3.0), (t, values), lambda: d.update(b=4.0), (t, values)]
 
 
 @pytest.mark.parametrize("name", CASES[__name__])
