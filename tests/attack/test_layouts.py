@@ -74,3 +74,13 @@ def test_dropout_in_another_memory_order_saves_a_mask_of_bytes():
     assert torch.allclose(found[0][0], found[1][0]) and torch.allclose(found[0][1], found[1][1])
     assert torch.equal(found[0][0] == 0, found[1][0] == 0)
     assert x.numel() in [s.nbytes for s in tp.explain(compiled).training.saved]
+
+
+@pytest.mark.filterwarnings("ignore::tensorplay.FallbackWarning")
+@pytest.mark.parametrize("kind", INPUTS)
+def test_bits_of_any_layout(kind):
+    """Torch copies where the view would be one of its own call: a copy is row-major, also where the view overlaps."""
+    x = INPUTS[kind]()
+    for f in (lambda x: x.view(torch.int32) + 1, lambda x: (x.view(torch.int32) >> 3).view(torch.float32).sum(), lambda x: x.view(torch.int32).sort(0)[0]):
+        got, want = tp.compile(f)(x), f(x)
+        assert torch.equal(got, want) and got.stride() == want.stride()

@@ -141,3 +141,15 @@ def test_atoms_equal_their_reference(isa, kind):
                      if ulps(got[i : i + 1], want[i : i + 1]) > 4 or zeros[i]][:4]  # fmt: skip
                 wrong.append((name, dtype, bad, d))
     assert not wrong, "\n".join(map(str, wrong))
+
+
+@pytest.mark.parametrize("isa", tiers())
+def test_hyperbolic_functions_up_to_the_largest_number(isa):
+    """Eager's are infinite there or not, depending on where the number stands."""
+    for dtype, numbers in ((torch.float32, (87.9, 88.5, 89.4, 90.0)), (torch.float64, (708.9, 709.5, 710.4, 711.0))):
+        x = torch.tensor([sign * n for n in (*numbers, math.inf, 0.0, 1.0) for sign in (1, -1)] * 5, dtype=dtype)
+        b, i = buffer("x", x), space((len(x),))
+        kernels = [kernel(i, [pointwise(name, (len(x),), make(name, (at(b, i),), dtype))]) for name in ("sinh", "cosh")]
+        for name, got in zip(("sinh", "cosh"), run(plan_of([b], kernels), [x], isa), strict=True):
+            exact = getattr(torch, name)(x.double()).to(dtype) if dtype == torch.float32 else torch.stack([getattr(torch, name)(t) for t in x])
+            assert ulps(got, exact) <= 4, (name, dtype)

@@ -402,6 +402,17 @@ def test_casts_match_eager():
             same(g, w)
 
 
+@pytest.mark.parametrize("isa", tiers())
+def test_casts_to_narrow_integers_keep_the_low_bits_as_eager(isa):
+    """Of numbers beyond the type, x86 converts to 32 bits, or, for uint8, to 64, and cuts."""
+    x = torch.tensor([2147483649.0, 2.0**53 + 2, 4294967301.0, 1e10 + 7, -1e10 - 7, 300.0, -129.0, 70000.0, -70000.0] * 5, dtype=torch.float64)
+    for a in (torch.float64, torch.float32):
+        b, i, dtypes = buffer("x", x.to(a)), space((len(x),)), (torch.int8, torch.uint8, torch.int16)
+        kernels = [kernel(i, [pointwise(f"y{k}", (len(x),), cast(at(b, i), d), d)]) for k, d in enumerate(dtypes)]
+        for g, d in zip(run(plan_of([b], kernels), [x.to(a)], isa), dtypes, strict=True):
+            assert torch.equal(g, x.to(a).to(d)), (a, d)
+
+
 def test_threads_give_the_same_bits():
     x = torch.randn(300, 777)
     for plan in (softmax(x), softmax(torch.randn(777, 300).t())):

@@ -236,7 +236,8 @@ class _Lowering:
             raise NeedsDataError(f"{_name(node)} has a result whose shape depends on data{_where(node)}")
         if schema.is_mutable:
             raise UnsupportedError(f"{_name(node)} writes its arguments{_where(node)}")
-        if any(r.alias_info is not None for r in schema.returns):
+        copies = any(r.alias_info is not None for r in schema.returns)
+        if copies:
             target = _copying(target)
             if target is None or (self.uses[node].stored and any(self._root(x) is node for x in _output_nodes(self.graph))):
                 raise UnsupportedError(f"{_name(node)} returns a view and has no row{_where(node)}")
@@ -250,7 +251,7 @@ class _Lowering:
                 outs.append(None)
                 continue
             cx.device = spec.device
-            outs.append(cx.buffer(spec.dtype, spec.size, spec.stride))
+            outs.append(cx.buffer(spec.dtype, spec.size, None if copies else spec.stride))  # a view may overlap, a copy is row-major
         row = self.rows[node]
         ordered = bool(node.meta.get("ordered")) or (row is not None and row.ordered)
         cx.extern(Extern(tuple(outs), target, args, kwargs, library, reason, ordered, (node.name,)))

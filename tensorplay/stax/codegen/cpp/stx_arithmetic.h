@@ -6,7 +6,7 @@ template <class T, class V> FI auto cast(V x) {
   typedef elem<V> S;
   constexpr int N = lanes<V>;
   if constexpr (same<T, S>) return x;
-  else if constexpr (is_float<S> && sizeof(T) == 1 && !is_float<T> && sizeof(S) == 8)
+  else if constexpr (is_float<S> && same<T, u8> && sizeof(S) == 8)
     return convert<vec<T, N>>(convert<vec<i64, N>>(x));
   else if constexpr (is_float<S> && !is_float<T> && sizeof(T) < 4)
     return convert<vec<T, N>>(convert<vec<i32, N>>(x));
@@ -15,7 +15,7 @@ template <class T, class V> FI auto cast(V x) {
   else return convert<vec<T, N>>(x);
 }
 template <class T, class V> FI T cast_lane(V x) {  // one element
-  if constexpr (is_float<V> && !is_float<T> && sizeof(T) == 1 && sizeof(V) == 8) return (T)(i64)x;
+  if constexpr (is_float<V> && same<T, u8> && sizeof(V) == 8) return (T)(i64)x;
   else if constexpr (is_float<V> && !is_float<T> && sizeof(T) < 4) return (T)(i32)x;
   else return (T)x;
 }

@@ -217,8 +217,17 @@ STX_HOT(exp, u10) STX_HOT(log, u10) STX_HOT(tanh, u10) STX_HOT(erf, u10)
   }                                                                               \
   FI f32 name(f32 x) { return libm_##name(x); }                                   \
   FI f64 name(f64 x) { return libm_##name(x); }
+// SLEEF's sinh and cosh are infinite from 88 (709) on, where half of exp(x) is not
+#define STX_HYPERBOLIC(name, sign)                                                                          \
+  STX_FN1_ONLY(name, u10)                                                                                   \
+  template <class V> FI V name(V x) {                                                                       \
+    V a = abs(x), half = exp(a * (elem<V>)0.5), far = (elem<V>)0.5 * half * half;                           \
+    return a > (elem<V>)(sizeof(elem<V>) == 4 ? 88 : 709) ? sign : sleef_##name(x);                         \
+  }                                                                                                         \
+  FI f32 name(f32 x) { return libm_##name(x); }                                                             \
+  FI f64 name(f64 x) { return libm_##name(x); }
 #define STX_RARE1(X) X(exp2, u10) X(expm1, u10) X(log2, u10) X(log10, u10) X(log1p, u10) X(sin, u10) X(cos, u10) \
-  X(tan, u10) X(asin, u10) X(acos, u10) X(atan, u10) X(sinh, u10) X(cosh, u10)       \
+  X(tan, u10) X(asin, u10) X(acos, u10) X(atan, u10)                                   \
   X(atanh, u10) X(erfc, u15) X(lgamma, u10)
 #define STX_SCALAR1(name, u)                    \
   STX_FN1_ONLY(name, u)                         \
@@ -226,7 +235,7 @@ STX_HOT(exp, u10) STX_HOT(log, u10) STX_HOT(tanh, u10) STX_HOT(erf, u10)
   FI f32 name(f32 x) { return libm_##name(x); } \
   FI f64 name(f64 x) { return libm_##name(x); }
 STX_RARE1(STX_SCALAR1)
-STX_AREA(asinh, a) STX_AREA(acosh, x)
+STX_AREA(asinh, a) STX_AREA(acosh, x) STX_HYPERBOLIC(sinh, copysign(far, x)) STX_HYPERBOLIC(cosh, far)
 STX_FN2(pow, u10) STX_FN2(atan2, u10) STX_FN2(hypot, u05)
 STX_PLAIN2(fmod) STX_PLAIN2(nextafter)
 template <class V> FI V sigmoid(V x) { return 1 / (1 + exp(-x)); }
