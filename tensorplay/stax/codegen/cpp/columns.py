@@ -11,7 +11,8 @@ from .body import Block
 from .shape import Fold, Store, cycles, flat
 from .writer import Opened, Writer
 
-TILE = 1024  # columns whose accumulators stay in L1
+TILE = 512  # the least columns of a tile, where there are so many
+NEAR = 32 * 1024  # bytes of accumulators that stay in L1, or not far from it
 BAND = 8  # rows whose sum is taken in registers, and lines of L1 that may fall on one set
 HEAVY = 24  # cycles of a step that hide the loads and stores of accumulators
 
@@ -22,7 +23,7 @@ def tiles(w: Writer) -> None:
     assert v is not None
     outer = [u for u in shape.dims if u is not v]
     rows, size = math.prod(u.args[1] for u in outer), v.args[1]
-    most = min(TILE, math.ceil(size / w.n) * w.n)
+    most = min(widest(shape.folds, math.prod(r.args[1] for r in shape.rdims)), math.ceil(size / w.n) * w.n)
     width = str(most)
     if w.serial():
         block, opened = w.over(outer, True)
@@ -54,6 +55,17 @@ def tiles(w: Writer) -> None:
     w.finish(opened)
 
 
+def widest(folds: list[Fold], length: int) -> int:
+    """The most columns of a tile: the longer its rows, the faster they come, while its accumulators stay near."""
+    column = sum(TABLE[f.body.dtype].compute.itemsize * (2 if in_two(f, length) else 1) for f in folds)
+    return max(TILE, NEAR // column // TILE * TILE)
+
+
+def in_two(f: Fold, length: int) -> bool:
+    """Whether a sum of `length` rows is kept in two parts."""
+    return F.is_sum(f) and length > 256
+
+
 def tile_pass(
     w: Writer, tile: Block, folds: list[Fold], stores: list[Store], low: str, high: str, even: bool, width: int, shift: str,
     bounds: tuple[str, str, str] | None,
@@ -66,7 +78,7 @@ def tile_pass(
     for f in folds:
         name = body.fresh("acc")
         ctype, kind = F.ctype(f.body.dtype), F.kind_of(f)
-        blocked = F.is_sum(f) and length > 256
+        blocked = in_two(f, length)
         w.accs[id(f)] = (name, blocked)
         size = width + w.n
         store = "b1" if ctype == "bool" else ctype

@@ -110,7 +110,7 @@ def reduction(w: Writer) -> str:
     length = math.prod(v.args[1] for v in shape.rdims)
     spread = many
     if w.columns and w.v is not None:
-        spread = many // w.v.args[1] * math.ceil(w.v.args[1] / (TILE // 2))
+        spread = many // w.v.args[1] * math.ceil(w.v.args[1] / TILE)
     indexed = any(f.kind in F.INDEXED for f in shape.folds)
     few = spread < 16 and many <= 2048 and length >= 8 * PART and not indexed
     if few and not w.serial() and many * CHUNKS * 8 * max(1, len(shape.folds)) <= 1 << 20:
