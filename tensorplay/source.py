@@ -36,6 +36,7 @@ class Sourced(_LazyGraphModule):
 
     def _real_recompile(self) -> Any:
         code = super()._real_recompile()
+        type(self).__call__ = nn.Module.__call__  # type: ignore[method-assign]  # fx's own prints to stderr where an operator raises
         weakref.finalize(self, _forget, type(self).forward.__code__.co_filename).atexit = False
         return code
 

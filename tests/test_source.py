@@ -5,7 +5,9 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
+import tensorplay as tp
 from tensorplay.source import LONG, code_of
 
 
@@ -17,6 +19,16 @@ def test_code_and_errors_are_those_of_compile():
         assert space["x"] == count and code_of(text, "<text>") == compile(text, "<text>", "exec", dont_inherit=True)
         with pytest.raises(SyntaxError, match="<text>"):
             code_of(text + "x +=", "<text>")
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager", "stax"])
+def test_an_operator_that_raises_prints_nothing(backend, capsys):
+    for verify in (False, True):
+        f = tp.compile(lambda x, i: (x * 2)[i] + 1, backend=backend, verify=verify)
+        f(torch.ones(4), torch.tensor([0, 3]))
+        with pytest.raises(IndexError):
+            f(torch.ones(4), torch.tensor([0, 9]))
+    assert capsys.readouterr() == ("", "")
 
 
 def test_text_becomes_code_while_the_interpreter_ends():

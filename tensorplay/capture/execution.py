@@ -16,10 +16,12 @@ import os
 import sys
 import threading
 import types
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import numpy
 import torch
 
 from ..key.sources import Environment, Result, Root, Source
@@ -362,6 +364,10 @@ def _handles_a_record(execution: Execution, frame: types.FrameType) -> None:
     execution.refuse("hands a record to a handler of logging, past its logger, which a graph does not repeat")
 
 
+def _asks_for_errors(execution: Execution, frame: types.FrameType) -> None:
+    execution.read(Result(Root(numpy.geterr, "numpy.geterr")), numpy.geterr())
+
+
 def _asked_by_the_program(reason: str) -> Callable[[Execution, types.FrameType], None]:
     """Refuses a function of a library that code of the program calls itself; libraries ask for their own sake."""
 
@@ -375,6 +381,7 @@ def _asked_by_the_program(reason: str) -> Callable[[Execution, types.FrameType],
 
 _PATHS = (os.path.exists, os.path.lexists, os.path.isfile, os.path.isdir, os.path.islink, os.path.getsize, os.path.getmtime)
 _THREADS = (threading.current_thread, threading.active_count, threading.enumerate)
+_FINALIZER: Any = (weakref.finalize.alive.fget, *map(vars(weakref.finalize).get, ("__init__", "__call__", "detach", "peek")))  # type: ignore[attr-defined]
 _ENVIRON: Any = type(os.environ)
 _WATCHED: dict[types.CodeType, Callable[[Execution, types.FrameType], None]] = {
     _ENVIRON.__getitem__.__code__: _reads_variable,
@@ -385,6 +392,8 @@ _WATCHED: dict[types.CodeType, Callable[[Execution, types.FrameType], None]] = {
     logging.Logger.isEnabledFor.__code__: _asks_for_level,
     logging.Logger.getEffectiveLevel.__code__: _asks_for_effective_level,
     logging.Handler.handle.__code__: _handles_a_record,  # loggers do so after the capture (messages.py)
+    numpy.geterr.__code__: _asks_for_errors,
+    **{f.__code__: _asked_by_the_program("uses a finalizer") for f in _FINALIZER},
     torch.initial_seed.__code__: _asked_by_the_program("reads the seed of the generator"),
     **{f.__code__: _asked_by_the_program("asks the operating system") for f in _PATHS if hasattr(f, "__code__")},
     **{f.__code__: _asked_by_the_program("asks which thread runs") for f in _THREADS},

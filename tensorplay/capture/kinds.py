@@ -124,6 +124,13 @@ def is_followed(value: Any) -> bool:
     return followed(type(value))
 
 
+def decimals() -> tuple:
+    """What the arithmetic of decimal depends on beside its operands."""
+    c = decimal.getcontext()
+    traps = tuple(signal.__name__ for signal, trapped in c.traps.items() if trapped)
+    return c.prec, c.rounding, c.Emin, c.Emax, c.capitals, c.clamp, traps
+
+
 def is_inert(value: Any) -> bool:
     """Whether nothing hangs on a value that is compared as a whole."""
     if isinstance(value, (tuple, frozenset)):
@@ -152,6 +159,33 @@ def nested(code: types.CodeType) -> Iterator[types.CodeType]:
         item = pending.pop()
         yield item
         pending.extend(c for c in item.co_consts if isinstance(c, types.CodeType))
+
+
+def is_own(value: Any) -> bool:
+    """Whether what lies in a namespace of a library was put there by the program."""
+    value = value.fget if isinstance(value, property) else getattr(value, "__func__", value)
+    if isinstance(value, types.FunctionType):
+        return not is_installed_file(value.__code__.co_filename)
+    cls = value if isinstance(value, type) else type(value)
+    return not (is_library_class(cls) or is_installed_class(cls))
+
+
+@functools.lru_cache(maxsize=4096)
+def members(code: types.CodeType) -> frozenset[tuple[str, str]]:
+    """(name, attribute) of the attributes that a code object reads of what has a name; '' where any name may be meant."""
+    found = set()
+    for item in nested(code):
+        owner = ""
+        for instruction in dis.get_instructions(item):
+            if instruction.opname in ("LOAD_ATTR", "LOAD_METHOD") and owner:
+                found.add((owner, instruction.argval))
+            if instruction.opname.startswith("LOAD_") and type(instruction.argval) is str:
+                owner = instruction.argval
+            elif instruction.opname not in ("CACHE", "EXTENDED_ARG", "PUSH_NULL"):
+                owner = ""
+        if not {"getattr", "hasattr"}.isdisjoint(item.co_names):
+            found.update(("", c) for c in item.co_consts if type(c) is str and c.isidentifier())
+    return frozenset(found)
 
 
 _IMPORT_NAME = dis.opmap["IMPORT_NAME"]

@@ -11,6 +11,7 @@ from __future__ import annotations
 import abc
 import builtins
 import collections
+import decimal
 import enum
 import functools
 import gc
@@ -50,6 +51,7 @@ from .kinds import (
     SEQUENCES,
     VIEWS,
     code_names,
+    decimals,
     file_of,
     hazard,
     imports,
@@ -60,7 +62,9 @@ from .kinds import (
     is_library_class,
     is_library_file,
     is_library_module,
+    is_own,
     is_variable,
+    members,
     nested,
 )
 
@@ -225,6 +229,8 @@ class Reach:
                 self._push(owner, Attribute(source, "__self__"), place, False)
         elif isinstance(value, torch.Generator):
             self.generators.append(value)
+        elif isinstance(value, decimal.Decimal):
+            self._decimals(place)
         elif isinstance(value, enum.Enum):
             for name in value.__dict__.keys() - _MEMBER:
                 item = value.__dict__[name]
@@ -232,6 +238,9 @@ class Reach:
                     self._push(item, Attribute(source, name), Place("value" if name == "_value_" else name), False)
         elif type(value).__module__ == "operator" and hasattr(value, "__reduce__"):
             self.named.update(n for n in value.__reduce__()[1] if isinstance(n, str) for n in n.split("."))
+
+    def _decimals(self, place: Place) -> None:
+        self.scalars.append(Scalar(Result(self._root(decimals, "decimal.getcontext")), decimals(), place))
 
     def _shared(self, value: Any, source: Source, place: Place) -> None:
         """Functions, classes and modules by identity, at every place of the program's own that holds one."""
@@ -360,11 +369,12 @@ class Reach:
                 elif isinstance(member, torch.Tensor) or not is_installed_class(base):
                     self._push(member, static if hasattr(type(member), "__get__") else direct, Place(name), False)
 
-    def _member(self, member: Any, direct: Source, static: Source, name: str, base: type) -> None:
-        place, own = Place(name), not is_installed_class(base)
+    def _member(self, member: Any, direct: Source, static: Source, name: str, base: type | None) -> None:
+        """A member of a class; without `base` one of the program's own."""
+        place, own = Place(name), base is None or not is_installed_class(base)
         if isinstance(member, types.FunctionType):
             self._push(member, direct, _ANYWAY, False)
-            if not is_library_class(base):
+            if base is None or not is_library_class(base):
                 self.scalars.append(Scalar(direct, member, Place(name, member.__code__)))
             return
         if own:
@@ -416,12 +426,17 @@ class Reach:
             if name not in namespace:
                 if not installed and (name in _BUILTINS or "NameError" in names):
                     self.scalars.append(Scalar(Defined(owner, name), False, Place(name)))
+                if name in _NAMESPACE and (type(_NAMESPACE[name]) in SCALARS or is_own(_NAMESPACE[name])):
+                    self._push(_NAMESPACE[name], Item(self._root(_NAMESPACE, "builtins"), name), Place(name), False)
                 continue
             value = namespace[name]
             if (type(value) in SCALARS or isinstance(value, IMMUTABLE)) and (installed or name.startswith("__")):
                 continue
+            if value is decimal or value is decimal.Decimal:
+                self._decimals(Place(name))
             if isinstance(value, types.ModuleType):
                 self._namespace(value, Item(owner, name), names)
+                self._absent(value, Item(owner, name), name, code)
             elif isinstance(value, type) and not is_library_class(value):
                 self._push(value, Item(owner, name), Place(name), False)
             elif not isinstance(value, type) and (
@@ -432,12 +447,35 @@ class Reach:
             if not installed and not name.startswith("__"):  # what belongs to a library is known by its identity alone
                 self.scalars.append(Scalar(Item(owner, name), value, Place(name)))
 
+    def _absent(self, module: types.ModuleType, source: Source, alias: str, code: types.CodeType) -> None:
+        """What a module of the program does not hold, though code reads it: it is handled, or `__getattr__` answers."""
+        if is_library_module(module):
+            return
+        for name in {name for owner, name in members(code) if owner in (alias, "")} - module.__dict__.keys():
+            held = Attribute(source, "__dict__")
+            self.scalars.append(Scalar(Defined(held, name), False, Place(name)))
+            if "__getattr__" in module.__dict__:
+                self._push(module.__dict__["__getattr__"], Attribute(source, "__getattr__"), Place(name), False)
+            else:
+                self.scalars.append(Scalar(Defined(held, "__getattr__"), False, Place(name)))
+
     def _members(self, names: Iterable[str]) -> None:
-        """The members of classes with these names."""
+        """The members of classes with these names, and those that the program put on classes of torch."""
         for name in set(names) - self.names:
             self.names.add(name)
+            for cls in (torch.Tensor, torch.nn.Module):
+                member = cls.__dict__.get(name)
+                if member is not None and (type(member) in SCALARS or is_own(member)) and not name.startswith("__"):
+                    self._added(member, cls, name)
             for member in self._waiting.pop(name, ()):
                 self._member(*member[:3], name, member[3])
+
+    def _added(self, member: Any, cls: type, name: str) -> None:
+        direct, static = Attribute(self.root_of(cls), name), Item(Attribute(self.root_of(cls), "__dict__"), name)
+        if isinstance(member, DESCRIPTORS):
+            self._member(member, direct, static, name, None)
+        else:
+            self._push(member, direct, Place(name), False)
 
     def add_name(self, name: str | None) -> None:
         """A name that code hands to `getattr` and its like; None: one that it computes, which may be any."""
@@ -470,6 +508,13 @@ class Reach:
     def _namespace(self, module: types.ModuleType, source: Source, names: frozenset[str]) -> None:
         """The members of an imported module that some code may name; libraries are left out."""
         if is_library_module(module):
+            for name in names & module.__dict__.keys():
+                value = module.__dict__[name]
+                if isinstance(value, types.ModuleType) and is_library_module(value):
+                    if f"{module.__name__}.{name}" == value.__name__:
+                        self._namespace(value, Attribute(source, name), names - {name})
+                elif isinstance(value, (types.FunctionType, type)) and is_own(value):
+                    self._push(value, Attribute(source, name), Place(name), False)
             return
         if id(module) not in self._modules:
             self._modules[id(module)] = (module, source)

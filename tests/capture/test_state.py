@@ -1162,13 +1162,26 @@ BETWEEN = {
     "keys_that_hold_state": ("class A: pass\na = A(); a.k = [2.0]; w = {(1, A): 1.0, a: 2.0}", "for v in w: x = x * (v.k[0] if v is a else v[1].z)\nreturn x", "A.z = 4.0", "a.k[0] = 3.0", "A.z = 5.0"),
     "order_of_a_set": ("w = {0, 8}", "for v in w: x = x * 2 + v\nreturn x", "w = {8, 0}", "w = frozenset(w)"),
     "subclass_of_set": ("class A(set): pass\nw = A([1.0]); w.k = 2.0", "for v in w: x = x * v * w.k\nreturn x", "w.k = 3.0", "w.add(4.0)"),
+    "getattr_of_a_module": ("import computedmod as m; m.__getattr__ = lambda n: 2.0", "return x * m.k", "m.k = 5.0", "del m.k", "m.__getattr__ = lambda n: 7.0"),
+    "name_absent_from_a_module": ("import computedmod as m", "return x * getattr(m, 'k', 2.0)", "m.k = 5.0", "del m.k"),
+    "handled_name_of_a_module": ("import computedmod as m", "try: return x * m.k\nexcept AttributeError: return x", "m.__getattr__ = lambda n: 5.0", "m.k = 7.0"),
+    "builtin_of_the_program": ("import builtins; builtins.own_k = 2.0; builtins.own_f = lambda x: x + 1", "return own_f(x) * own_k", "builtins.own_k = 3.0", "builtins.own_f = lambda x: x - 1", "del builtins.own_k", "del builtins.own_f"),
+    "method_put_on_tensors": ("torch.Tensor.own = lambda s: s * 2", "return x.own()", "torch.Tensor.own = lambda s: s * 5", "del torch.Tensor.own"),
+    "property_put_on_tensors": ("torch.Tensor.own = property(lambda s: 2.0)", "return x * x.own", "torch.Tensor.own = property(lambda s: 3.0)", "torch.Tensor.own = 5.0", "del torch.Tensor.own"),
+    "class_method_put_on_modules": ("nn.Module.own = classmethod(lambda c: 2.0); m = nn.ReLU()", "return m(x) * m.own()", "nn.Module.own = classmethod(lambda c: 3.0)", "del nn.Module.own"),
+    "function_put_in_a_library": ("torch.nn.functional.own = lambda x: x * 2", "return torch.nn.functional.own(x) + F.own(x)", "F.own = lambda x: x * 3", "del F.own"),
+    "precision_of_decimals": ("D = decimal.Decimal", "return x * float(D(1) / D(3))", "decimal.getcontext().prec = 3", "decimal.getcontext().prec = 28"),
+    "rounding_of_decimals": ("d = decimal.Decimal('1.25')", "return x * float(round(d, 1))", "decimal.getcontext().rounding = decimal.ROUND_UP", "decimal.getcontext().rounding = decimal.ROUND_HALF_EVEN"),
+    "context_of_decimals": ("", "return x * decimal.getcontext().prec", "decimal.getcontext().prec = 3", "decimal.getcontext().prec = 28"),
+    "errors_of_numpy": ("", "return x * (np.geterr()['over'] == 'warn')", "np.seterr(over='ignore')", "np.seterr(over='warn')"),
+    "finalizer": ("class A: pass\na = A(); q = weakref.finalize(a, print)", "return x * 2 if q.alive else x", "q.detach()"),
     "replaced_module": (
         "", "import computedmod\nreturn x * computedmod.K",
         "sys.modules['computedmod'] = types.SimpleNamespace(K=7.0)", "sys.modules['computedmod'].K = 8.0",
     ),
 }  # fmt: skip
 _IMPORTS = """
-import abc, concurrent.futures, contextlib, contextvars, ctypes, enum, gc, importlib, inspect, math, mmap, os
+import abc, concurrent.futures, contextlib, contextvars, ctypes, decimal, enum, gc, importlib, inspect, math, mmap, os
 import queue, sys, threading, types, weakref
 import numpy as np
 import torch
