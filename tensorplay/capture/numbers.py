@@ -24,7 +24,14 @@ from .trees import tensors
 ARITHMETIC = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow")
 COMPARISONS = ("lt", "le", "gt", "ge", "eq", "ne")
 PLAIN = (bool, int, float)
-RAISING = frozenset((operator.truediv, operator.floordiv, operator.mod, operator.pow))  # whatever becomes of their result
+
+
+def power(a: Any, b: Any) -> Any:
+    """A power of a negative constant: generated source reads -2 ** n as -(2 ** n)."""
+    return a**b
+
+
+RAISING = frozenset((operator.truediv, operator.floordiv, operator.mod, operator.pow, power))  # whatever becomes of their result
 
 # torch functions of whose numbers nothing depends but values, by name without a trailing underscore
 VALUES = frozenset(

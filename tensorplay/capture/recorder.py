@@ -24,7 +24,7 @@ from . import ambient, gradients, history
 from .exchange import C10D, exchange, exchange_in_place
 from .gates import Taken, Trait
 from .isolate import isolate
-from .numbers import Kept, concrete, kept, numbers_in, settle, stay
+from .numbers import Kept, concrete, kept, numbers_in, power, settle, stay
 from .patches import apply_function, opened
 from .reach import Reach, argument_tensors
 from .spelling import (
@@ -376,6 +376,8 @@ class Recorder(Values, TorchFunctionMode):
 
     def number(self, op: Callable, args: tuple, result: Any) -> Any:
         """The number that an operator of Python gives."""
+        if op is operator.pow and str(args[0]).startswith("-"):
+            op = power
         made = self.number_node(op, args)
         if not self._variables.isdisjoint(a for a in args if isinstance(a, fx.Node)):
             self._variables.add(made)

@@ -229,6 +229,17 @@ def test_powers_overflow_and_turn_complex_as_in_python():
         assert want[0] is got[0] or (want[0].dtype, torch.equal(want[0], got[0])) == (got[0].dtype, True)
 
 
+@pytest.mark.parametrize("backend", ["eager", "stax"])
+@pytest.mark.parametrize("base", [-2, -2.5, -math.inf, 3])
+def test_powers_of_constants(base, backend):
+    f = lambda x, t: (base ** t.item(), x + 1)  # noqa: E731
+    cf = tp.compile(f, backend=backend)
+    for v in (3.0, 2.0, 0.5, -1.5, 4.0):
+        args = (X, torch.tensor(v, dtype=torch.float64))
+        want, got = outcome(f, args)[0][0], outcome(cf, args)[0][0]
+        assert type(want) is type(got) and (want == got or want != want)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_numbers_that_do_not_fit_raise_as_in_eager(dtype):
     f = lambda x, t: torch.full_like(x, t.item())  # noqa: E731

@@ -19,12 +19,13 @@ from typing import Any
 
 import torch
 
+from ...capture.numbers import power
 from ...errors import CheckFailed
 from .row import ROWS, Row
 
 SYMBOLS = {
     operator.add: "+", operator.sub: "-", operator.mul: "*", operator.truediv: "/", operator.floordiv: "//",
-    operator.mod: "%", operator.pow: "**", operator.neg: "-", operator.pos: "+", operator.abs: "abs",
+    operator.mod: "%", operator.pow: "**", power: "**", operator.neg: "-", operator.pos: "+", operator.abs: "abs",
 }  # fmt: skip
 DTYPES = {float: torch.float64, int: torch.int64}
 
