@@ -196,12 +196,25 @@ class Emit:
         found = self.derived.get((ref, made))
         if found is None:
             found = self.derived[ref, made] = self.identifier(f"{name}_view")
-            offset = f"{name}.storage_offset()" + (f" + {ref.offset}" if ref.offset else "")
-            strided = f".as_strided({ref.size}, {ref.stride}, {offset})"
-            form = made.form if self.whole(ref) and made.form else strided + made.form
-            self.writer.line(f"{found} = {name}{form}")
+            self.writer.line(f"{found} = {self.taken_view(name, ref) if made is TAKEN else self.viewed(name, ref, made)}")
             self.temporary.append(found)
         return found
+
+    def viewed(self, name: str, ref: Ref, made: View) -> str:
+        """A view that is returned."""
+        if self.whole(ref) and made.form:
+            return f"{name}{made.form}"
+        offset = f"{name}.storage_offset()" + (f" + {ref.offset}" if ref.offset else "")
+        return f"{name}.as_strided({ref.size}, {ref.stride}, {offset}){made.form}"
+
+    def taken_view(self, name: str, ref: Ref) -> str:
+        """A view that only a library operator sees."""
+        b = self.buffers[ref.buffer]
+        if len(b.size) == 2 and not ref.offset and (ref.size, ref.stride) == (b.size[::-1], b.stride[::-1]):
+            return f"{name}.t()"
+        if b.device.type == "cpu":
+            return f"view_cpu({name}, {ref.size}, {ref.stride}, {ref.offset})"
+        return self.viewed(name, ref, TAKEN)
 
     def ready(self, name: str) -> None:
         """Allocates a buffer that does not live in the arena, just before its first use, or takes over a dying one."""
@@ -296,7 +309,7 @@ class Emit:
 SAVES_IN_GRAD_MODE = {torch.ops.aten.mkldnn_rnn_layer.default}  # elsewhere they give nothing for their backward
 RESERVED = frozenset(
     ("launch", "threads", "workers", "table", "inputs", "lease", "take", "give", "drop", "code", "eager", "settle",
-     "empty_strided", "empty_cpu", "empty_large", "below", "keys", "increment_version", "CheckFailed", "failed", "call", "rebuild", "float",
+     "empty_strided", "empty_cpu", "empty_large", "view_cpu", "below", "keys", "increment_version", "CheckFailed", "failed", "call", "rebuild", "float",
      "state", "drawn", "undraw")
 )  # fmt: skip
 
@@ -376,7 +389,7 @@ def host(
     space |= {
         "launch": launch.launch, "threads": launch.threads, "take": arena.take, "give": arena.give, "drop": arena.drop,
         "eager": eager, "settle": settle, "empty_strided": torch.empty_strided, "empty_cpu": launch.empty_cpu,
-        "empty_large": empty_large, "below": below, "keys": BELOW, "increment_version": torch.autograd.graph.increment_version,
+        "empty_large": empty_large, "view_cpu": launch.view_cpu, "below": below, "keys": BELOW, "increment_version": torch.autograd.graph.increment_version,
         "CheckFailed": CheckFailed, "rebuild": shape, "drawn": torch.get_rng_state, "undraw": torch.set_rng_state,
     }  # fmt: skip
     exec(code_of(text, "<stax host code>"), space)

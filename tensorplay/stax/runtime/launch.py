@@ -65,7 +65,13 @@ def _empty_strided(size: tuple[int, ...], stride: tuple[int, ...], dtype: torch.
     return torch.empty_strided(size, stride, dtype=dtype, device="cpu")
 
 
-# An uninitialized CPU tensor without a walk through the dispatcher: a third of the time. A private name of torch.
+def _as_strided(t: torch.Tensor, size: tuple[int, ...], stride: tuple[int, ...], offset: int) -> torch.Tensor:
+    return t.as_strided(size, stride, t.storage_offset() + offset)
+
+
+# An uninitialized CPU tensor, and a view of one that nobody else sees, without a walk through the dispatcher: a third and
+# two thirds of the time. Private names of torch.
 empty_cpu: Callable[..., torch.Tensor] = getattr(torch._C._dynamo.guards, "_empty_strided_cpu", _empty_strided)
+view_cpu: Callable[..., torch.Tensor] = getattr(torch._C._dynamo.guards, "_reinterpret_tensor", _as_strided)
 
 launch: Callable[..., int] = launch_ctypes if launch_native is None else launch_native
