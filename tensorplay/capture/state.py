@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from ..key.signature import module_of
-from ..key.sources import Attribute, Item, Keys, Members, Names, Size, Source, TypeOf
+from ..key.sources import Attribute, Defined, Item, Keys, Members, Names, Size, Source, TypeOf
 from .kinds import BUFFERS, LRU, MAPPINGS, REFERENCES, code_names, is_followed, is_variable
 from .reach import Found, Place, Reach
 
@@ -27,7 +27,8 @@ class Seen:
     def __init__(self, reach: Reach, ran: set[types.CodeType] | None, every: bool = False, more: set[str] | None = None) -> None:
         self.ran, self.every = ran, every
         names = reach.names if ran is None else set().union(*map(code_names, ran))
-        self.names = names | reach.named | (more or set())
+        self.asked = more or set()  # names handed to getattr and its like
+        self.names = names | reach.named | self.asked
         self._objects: dict[Found, bool] = {}
 
     def place(self, place: Place) -> bool:
@@ -72,6 +73,10 @@ def state(reach: Reach, seen: Seen) -> tuple[Row, ...]:
     for scalar in reach.scalars:
         if seen.place(scalar.place) and not _private(scalar.source):
             rows.setdefault(scalar.source, scalar.value)
+    asked = [name for name in seen.asked if not hasattr(torch.Tensor, name)]
+    for tensor, source in reach.tensors.values() if asked else ():
+        if not isinstance(source, Attribute):
+            rows |= {Defined(Attribute(source, "__dict__"), n): False for n in asked if n not in tensor.__dict__}
     classes: dict[type, None] = {}
     for found in reach.objects.values():
         if _private(found.source) or not seen.object(found):

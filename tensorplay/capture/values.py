@@ -285,6 +285,8 @@ class Values:
         for tensor in tensors:
             key = storage_key(tensor)
             if key in self._callers or key in self.sample_keys:
+                if tensor.is_inference() and not torch.is_inference_mode_enabled():
+                    self.refuse("writes an inference tensor outside of inference mode")
                 if key in self.learned.isolated or key == 0:
                     self.refuse(f"writes {self._callers.get(key, 'an argument')} where capture cannot stand in for it")
                 found.add(key)

@@ -1249,6 +1249,17 @@ def sets_as_arguments():
 
 
 @case
+def attributes_that_a_tensor_lacks():
+    a, b = torch.ones(3), torch.ones(3)
+
+    def f(x):
+        return x * getattr(x, "scale", 2.0) + (b if hasattr(b, "shift") else 0)
+
+    steps = [(a,), lambda: setattr(a, "scale", 3.0), (a,), (t,), lambda: setattr(b, "shift", 1), (a,), lambda: delattr(b, "shift"), (t,)]
+    return f, steps
+
+
+@case
 def views_of_dictionaries_as_arguments():
     d = {"a": 2.0}
     values = d.values()

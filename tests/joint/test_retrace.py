@@ -12,12 +12,14 @@ import torch
 import torch.nn.functional as F
 from torch import fx
 
+import tensorplay as tp
 from tensorplay.errors import UnsupportedError
 from tensorplay.stax.joint.retrace import retrace
 
 from .graphs import agrees, module, ops, run, same, trace
 
 aten = torch.ops.aten
+weight = torch.tensor([1.0, 2.0, 3.0], requires_grad=True)
 
 
 def test_example_4_3() -> None:
@@ -165,6 +167,15 @@ def test_inference_tensors() -> None:
         x = torch.randn(4, 4)
         graph = trace(lambda x: F.linear(x, x).relu(), x)
     assert "linear" not in ops(graph)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("f", [lambda x: x + 1, lambda x: x.mul_(2), lambda x: (x * weight).sum(), lambda x: (x[0], x)])
+def test_tensors_that_show_the_negative_of_their_memory(f) -> None:
+    made = [torch.complex(torch.ones(3), torch.tensor([1.0, -2.0, 3.0])).conj() for _ in range(2)]
+    want, got = f(made[0].imag), tp.compile(f)(made[1].imag)
+    same(want, got)
+    same(torch.view_as_real(made[0].resolve_conj()), torch.view_as_real(made[1].resolve_conj()))
 
 
 def test_modes_are_restored_after_a_refusal() -> None:

@@ -76,6 +76,8 @@ def _group(samples: Sequence[Tensor]) -> dict[int, list[int]]:
             raise UnsupportedError(f"an input of type {type(s).__name__}")
         if s.layout is not torch.strided or s.is_quantized:
             raise UnsupportedError(f"an input of layout {s.layout}")
+        if s.is_neg():
+            raise UnsupportedError("an input that shows the negative of its memory")
         groups.setdefault(_storage(s), []).append(i)
     return groups
 
