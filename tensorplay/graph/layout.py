@@ -15,6 +15,7 @@ from torch import fx
 from ..stax.loops.nodes import Spec, row_major
 from .rules import POINTWISE
 
+ROW_MAJOR = frozenset(("masked_fill", "log_sigmoid", "logsigmoid"))  # contiguous, whatever they take
 REDUCTIONS = frozenset(("sum", "amax", "mean"))  # called as (tensor, dim, True)
 
 
@@ -28,11 +29,13 @@ def computed(name: str, target: Any, args: tuple, kwargs: dict[str, Any]) -> Spe
     if not specs or not all(isinstance(s, Spec) for s in specs):
         raise Unknown
     first = specs[0]
-    if name == "masked_fill":  # contiguous, whatever it takes
+    number = not isinstance(next(iter((*args, *kwargs.values()))), fx.Node)
+    if name in ROW_MAJOR or (number and name in ("pow", "float_power")):
         size = _broadcast([s.size for s in specs])
-        return Spec(size, row_major(size), first.dtype, first.device)
+        return Spec(size, row_major(size), _dtype(target, args, kwargs), first.device)
     if name in POINTWISE:
         size = _broadcast([s.size for s in specs])
+        specs = specs[::-1] if name == "rsub" else specs
         full = [s for s in specs if s.size == size]
         lead = next((s for s in specs if len(s.size)), first)
         if not full or (lead is not full[0]) or not all(map(_settled, specs if 1 in size else full[:1])):

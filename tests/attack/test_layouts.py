@@ -84,3 +84,21 @@ def test_bits_of_any_layout(kind):
     for f in (lambda x: x.view(torch.int32) + 1, lambda x: (x.view(torch.int32) >> 3).view(torch.float32).sum(), lambda x: x.view(torch.int32).sort(0)[0]):
         got, want = tp.compile(f)(x), f(x)
         assert torch.equal(got, want) and got.stride() == want.stride()
+
+
+@pytest.mark.parametrize("kind", [k for k in INPUTS if k != "expanded"])
+def test_a_chain_in_place_of_an_operator_has_its_layout(kind):
+    x = INPUTS[kind]() / 8
+    for f in (torch.exp2, torch.square, lambda x: torch.lerp(x, x.t().contiguous().t(), 0.7), torch.relu, F.mish, F.softshrink, F.selu, lambda x: 2.0**x, F.logsigmoid):
+        got, want = tp.compile(f, strict_native=True)(x), f(x)
+        assert got.stride() == want.stride() and torch.allclose(got, want)
+
+
+def test_a_write_to_elements_that_share_memory_says_so():
+    def f(x):
+        x[0] = 5.0
+        return x * 2
+
+    for made in (lambda: torch.zeros(1).expand(4), lambda: torch.as_strided(torch.arange(20.0), (4, 6), (1, 1))):
+        with pytest.warns(tp.FallbackWarning, match="whose elements share memory"):
+            assert torch.equal(tp.compile(f)(made()), f(made()))

@@ -15,7 +15,7 @@ ARGUMENTS = {
     "clamp": (-1, 1), "clamp_max": (0.5,), "clamp_min": (0.5,), "pow": (2,), "xlogy": (2.0,),
     "logit": (0.1,), "gt": (0.5,), "fmod": (2.0,), "remainder": (2.0,), "where": (1.0, 2.0),
 }  # fmt: skip
-BINARY = ("add", "sub", "mul", "div", "atan2", "copysign", "hypot", "fmod", "remainder", "pow", "xlogy", "lerp", "addcmul", "addcdiv", "masked_fill", "clamp", "where")
+BINARY = ("add", "sub", "mul", "div", "atan2", "copysign", "hypot", "fmod", "remainder", "pow", "xlogy", "lerp", "addcmul", "addcdiv", "masked_fill", "clamp", "where", "float_power", "rsub")
 LAYOUTS = [
     ((2, 3), (3, 1)), ((2, 3), (1, 2)), ((2, 3), (4, 1)), ((2, 3), (0, 1)), ((2, 3, 4), (4, 8, 1)), ((2, 3, 4), (1, 2, 6)), ((2, 1, 3), (3, 3, 1)),
     ((2, 1, 3), (3, 1, 1)), ((3, 1), (1, 1)), ((3, 1), (1, 8)), ((1, 1), (2, 2)), ((1,), (1,)), ((), ()), ((3,), (1,)), ((3,), (2,)), ((1, 3), (3, 1)),
@@ -33,6 +33,8 @@ def calls(name):
         yield 2, lambda f, x, y: f(x, y, 1.0)
     elif name in BINARY:
         yield 2, lambda f, x, y: f(x, y)
+        if name in ("pow", "float_power"):
+            yield 1, lambda f, x: f(2.0, x)
         if name not in ("atan2", "hypot"):
             yield 1, lambda f, x: f(x, 2.0)
 
@@ -41,7 +43,7 @@ def real(name):
     return getattr(torch, name, None) or getattr(F, name)
 
 
-@pytest.mark.parametrize("name", sorted({*INPLACE.values(), "where", "relu6", "softplus", "neg", "gt"}))
+@pytest.mark.parametrize("name", sorted({*INPLACE.values(), "where", "relu6", "softplus", "neg", "gt", "float_power", "rsub", "logsigmoid"}))
 def test_a_layout_that_is_known_is_torch_s(name):
     known = 0
     for count, call in calls(name):

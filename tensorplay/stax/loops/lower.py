@@ -279,6 +279,8 @@ class _Lowering:
         if not isinstance(root, fx.Node) or root.op != "placeholder":
             raise UnsupportedError(f"a write to {destination}, which is no input{_where(node)}")
         b = self.home[root]
+        if not apart(b.size, b.stride):
+            raise UnsupportedError(f"a write to an input whose elements share memory{_where(node)}")
         x = self.env[source] if isinstance(source, fx.Node) else None
         if x is None or not known(b.dtype) or not known(x.dtype):
             raise UnsupportedError(f"a write of {source} to an input{_where(node)}")
