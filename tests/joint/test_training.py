@@ -467,3 +467,19 @@ def test_gradients_of_parameters_keep_nothing_waiting():
         while before in norms:
             before = before.prev
         assert before is node.args[0]
+
+
+def test_detached_views_of_inputs_require_no_grad() -> None:
+    w = torch.arange(4.0, requires_grad=True)
+
+    def f(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        v = w.view(2, 2)
+        y = x * w
+        return v, v.detach(), v.detach()[0], w.expand(2, 4)[0].detach(), y, y.view(2, 2).detach(), y.detach()[1:]
+
+    want, got = f(torch.ones(4)), comp(f)(torch.ones(4))
+    assert [t.requires_grad for t in want] == [t.requires_grad for t in got]
+    assert all(t.data_ptr() == w.data_ptr() for t in got[:4]) and got[5].data_ptr() == got[4].data_ptr()
+    assert all(map(torch.equal, want, got))
+    got[1].add_(1)
+    assert w[0] == 1

@@ -167,8 +167,10 @@ def _made(leaf: Leaf, inputs: Sequence[Tensor], results: Sequence[Any]) -> Any:
     t = inputs[k] if kind == "input" else results[k]
     if not leaf.fresh:
         return t
-    if not leaf.grad and t.requires_grad and not leaf.links:
-        return t.detach()
+    if not leaf.grad and t.requires_grad:  # a view made without grad mode would still require grad
+        t = t.detach()
+        if not leaf.links:
+            return t
     with torch.set_grad_enabled(leaf.grad):
         for link in leaf.links or (_ALIAS,):
             t = link.target(t, *link.args)
