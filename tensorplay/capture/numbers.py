@@ -31,6 +31,14 @@ def power(a: Any, b: Any) -> Any:
     return a**b
 
 
+def tensor_of(number: Any, **how: Any) -> torch.Tensor:
+    """`torch.tensor` of a number as an operator on it; what this operator refuses, torch.tensor rounds or names itself."""
+    try:
+        return torch.scalar_tensor(number, **how)
+    except (RuntimeError, OverflowError):
+        return torch.tensor(number, **how)
+
+
 RAISING = frozenset((operator.truediv, operator.floordiv, operator.mod, operator.pow, power))  # whatever becomes of their result
 
 # torch functions of whose numbers nothing depends but values, by name without a trailing underscore

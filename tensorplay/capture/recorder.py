@@ -24,7 +24,7 @@ from . import ambient, gradients, history
 from .exchange import C10D, exchange, exchange_in_place
 from .gates import Taken, Trait
 from .isolate import isolate
-from .numbers import Kept, concrete, kept, numbers_in, power, settle, stay
+from .numbers import Kept, concrete, kept, numbers_in, power, settle, stay, tensor_of
 from .patches import apply_function, opened
 from .reach import Reach, argument_tensors
 from .spelling import (
@@ -405,7 +405,7 @@ class Recorder(Values, TorchFunctionMode):
     def _numeric(self, func: Any, args: tuple, kwargs: dict, node_args: tuple, node_kwargs: dict) -> tuple:
         """A call on plain numbers, and its node on symbolic ones; a tensor of a number is an operator on it."""
         if func in _TENSOR_OF and isinstance(node_args[0], fx.Node) and "number" in node_args[0].meta:
-            func, extra = torch.scalar_tensor, {"dtype": torch.int64} if isinstance(args[0], int) else {}
+            func, extra = tensor_of, {"dtype": torch.int64} if isinstance(args[0], int) else {}
             kwargs, node_kwargs = extra | kwargs, extra | node_kwargs
         return func, concrete(tuple(args)), concrete(dict(kwargs)), node_args, node_kwargs
 

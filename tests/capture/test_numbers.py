@@ -441,6 +441,17 @@ def test_a_tensor_of_integers_complains_as_in_eager():
             assert same(outcome(cf, (X, torch.tensor(v))), outcome(f, (X, torch.tensor(v))))
 
 
+@pytest.mark.parametrize("make", [torch.tensor, torch.as_tensor, torch.scalar_tensor])
+def test_a_tensor_of_a_number_that_does_not_fit(make):
+    f = lambda x, t: (make(t.item()), make(t.item() * 2))  # noqa: E731
+    for dtype, values in ((torch.float64, (2.0, 1e39, 1e300, math.inf)), (torch.int64, (3, 2**62, -(2**63)))):
+        for backend in ("eager", "stax"):
+            cf = tp.compile(f, backend=backend)
+            for v in values:
+                args = (X, torch.tensor(v, dtype=dtype))
+                assert same(outcome(cf, args), outcome(f, args))
+
+
 PROBES = {
     "pickle": lambda x, t: (x, pickle.dumps([t.item()])),
     "attribute": lambda x, t: (x, hasattr(t.item(), "value"), hasattr(t.item(), "node"), hasattr(t.item(), "__dict__")),
