@@ -295,6 +295,7 @@ class Recorder(Reads, TorchFunctionMode):
             self.refuse("draws random numbers where capture cannot see it")
         if ambient.ambient() != before:
             self.refuse("leaves a mode of torch otherwise than it found it")
+        self._apart()
         for call, args in ambient.changes(self._state, before):
             node = self.graph.call_function(call, args)
             node.meta["line"], node.meta["spec"] = "", None
@@ -303,6 +304,15 @@ class Recorder(Reads, TorchFunctionMode):
         output = self.graph.output(tuple(outputs))
         output.meta["line"] = ""
         output.meta["spec"] = tuple(n.meta.get("spec") if isinstance(n, fx.Node) else n for n in outputs)
+
+    def _apart(self) -> None:
+        """A write by which an input requires grad shows in every view of its base, of which the graph knows nothing."""
+        for tensor, copy in self._stand_ins.values():
+            source = self.source_of_input(tensor)
+            if source is not None and copy.requires_grad and not tensor.requires_grad:
+                if tensor._is_view() or self.sample_keys.count(storage_key(tensor)) > 1:
+                    self.refuse("makes a tensor require grad that shares its memory with others")
+                self.rows.append((Method(source, "_is_view"), False))
 
     def close(self) -> None:
         """Forgets every tensor of the run."""

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from .sequences import CASES, case, check
+from .sequences import CASES, T, case, check
 
 t = torch.ones(3)
 n = -torch.ones(3)
@@ -492,6 +492,17 @@ def np_array_of():
 @case
 def np_asarray_arg():
     return (lambda x, a: x + torch.from_numpy(a)), [(t, np.ones(3, np.float32)), (t, np.zeros(3, np.float32))]
+
+
+@case
+def views_of_one_base_that_come_to_require_grad():
+    w, base = torch.tensor([1.0, 2.0], requires_grad=True), [torch.ones(4) for _ in range(3)]
+
+    def f(a, b):
+        a.copy_(w)
+        return b * (3 if b.requires_grad else 5), b
+
+    return f, [(T(1, 2), T(3, 4)), (base[0][:2], base[0][2:]), (T(1, 2), base[1][2:]), (base[1][:2], T(3, 4)), (base[2][:2], base[2][:2])]
 
 
 @pytest.mark.parametrize("name", CASES[__name__])
