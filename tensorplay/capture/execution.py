@@ -225,6 +225,8 @@ class Execution:
         """Settings of torch that the function reads are state; those that it changes cannot stand in a graph."""
         if function in self._settings:
             return
+        if name == "get_autocast_dtype":
+            self.read_autocast()
         if name.startswith(("_get_", "get_num_")) and (attention == SETTINGS or name.startswith("get_num_")):
             try:
                 value = function()
@@ -235,6 +237,14 @@ class Execution:
                 self.read(Result(Root(function, f"torch._C.{name}")), value)
         elif (name.startswith(("set_num_", "_set_")) and attention == SETTINGS) or name.startswith("set_num_"):
             self.refuse(f"{name}() changes a setting of the whole process")
+
+    def read_autocast(self) -> None:
+        if torch.get_autocast_dtype in self._settings:
+            return
+        self._settings.add(torch.get_autocast_dtype)
+        for device in ("cpu", "cuda"):
+            ask = functools.partial(torch.get_autocast_dtype, device)
+            self.read(Result(Root(ask, f"torch.get_autocast_dtype({device!r})")), ask())
 
     def read_level(self, logger: logging.Logger, *level: Any) -> None:
         """What a logger lets through is state: a graph logs nothing, and nothing may be missing."""
@@ -393,6 +403,7 @@ _WATCHED: dict[types.CodeType, Callable[[Execution, types.FrameType], None]] = {
     logging.Logger.getEffectiveLevel.__code__: _asks_for_effective_level,
     logging.Handler.handle.__code__: _handles_a_record,  # loggers do so after the capture (messages.py)
     numpy.geterr.__code__: _asks_for_errors,
+    torch.autocast.__init__.__code__: lambda execution, frame: execution.read_autocast(),  # what it takes where none is given
     **{f.__code__: _asked_by_the_program("uses a finalizer") for f in _FINALIZER},
     torch.initial_seed.__code__: _asked_by_the_program("reads the seed of the generator"),
     **{f.__code__: _asked_by_the_program("asks the operating system") for f in _PATHS if hasattr(f, "__code__")},

@@ -397,6 +397,8 @@ class Reach:
             except ValueError:  # not yet assigned
                 continue
             self._push(value, Cell(source, name), ran, is_library_file(filename) and type(value) in SCALARS)
+            if isinstance(value, types.ModuleType) and not is_library_file(filename):
+                self._absent(value, Cell(source, name), name, code)
         if is_installed_file(filename):
             return
         self.scalars.append(Scalar(Attribute(source, "__code__"), code, ran))

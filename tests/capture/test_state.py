@@ -1174,6 +1174,7 @@ BETWEEN = {
     "rounding_of_decimals": ("d = decimal.Decimal('1.25')", "return x * float(round(d, 1))", "decimal.getcontext().rounding = decimal.ROUND_UP", "decimal.getcontext().rounding = decimal.ROUND_HALF_EVEN"),
     "context_of_decimals": ("", "return x * decimal.getcontext().prec", "decimal.getcontext().prec = 3", "decimal.getcontext().prec = 28"),
     "errors_of_numpy": ("", "return x * (np.geterr()['over'] == 'warn')", "np.seterr(over='ignore')", "np.seterr(over='warn')"),
+    "dtype_of_autocast": ("", "with torch.autocast('cpu'): y = x[:, None] @ x[None]\nreturn y, torch.get_autocast_dtype('cpu')", "torch.set_autocast_dtype('cpu', torch.float16)", "torch.set_autocast_dtype('cpu', torch.bfloat16)"),
     "finalizer": ("class A: pass\na = A(); q = weakref.finalize(a, print)", "return x * 2 if q.alive else x", "q.detach()"),
     "replaced_module": (
         "", "import computedmod\nreturn x * computedmod.K",
@@ -1246,6 +1247,13 @@ def sets_as_arguments():
     steps = [(t, {0, 8}), (t, {8, 0}), (t, {a}), lambda: setattr(A, "k", 3.0), (t, {a}), (t, {weakref.ref(a)})]
     steps += [lambda: setattr(a, "k", 4.0), (t, {weakref.ref(a)}), (t, {a}), (t, own), lambda: own.add(5), (t, own)]
     return f, steps
+
+
+@case
+def a_module_in_a_closure_that_answers_for_what_it_lacks():
+    m, z = types.ModuleType("lacking"), {"k": 2.0}
+    m.__getattr__ = lambda name: z[name]
+    return (lambda x: x * m.k), [(t,), lambda: z.update(k=4.0), (t,), lambda: setattr(m, "k", 9.0), (t,), lambda: delattr(m, "k"), (t,)]
 
 
 @case
