@@ -102,3 +102,10 @@ def test_a_write_to_elements_that_share_memory_says_so():
     for made in (lambda: torch.zeros(1).expand(4), lambda: torch.as_strided(torch.arange(20.0), (4, 6), (1, 1))):
         with pytest.warns(tp.FallbackWarning, match="whose elements share memory"):
             assert torch.equal(tp.compile(f)(made()), f(made()))
+
+
+@pytest.mark.parametrize("exponent", [torch.int64, torch.int32, torch.float32, torch.float64])
+def test_ldexp_scales_without_an_infinite_power(exponent):
+    x = torch.tensor([0.0, 2.0**-1000, 1.0, 3.0], dtype=torch.float64)[:, None].repeat(1, 5)
+    y = torch.tensor([0, -1, 200, 1100, -1074], dtype=exponent)
+    assert torch.equal(tp.compile(torch.ldexp, strict_native=True)(x, y).nan_to_num(7.0), torch.ldexp(x, y).nan_to_num(7.0))

@@ -37,7 +37,7 @@ NAMES = """
 
 # functions of mathematical physics and statistics, ranges and losses whose kernels check or count what they read
 SPECIAL = """
-    digamma polygamma mvlgamma igamma igammac erfinv i0 special_i0e special_i1 special_i1e special_zeta special_ndtri
+    digamma polygamma mvlgamma ldexp igamma igammac erfinv i0 special_i0e special_i1 special_i1e special_zeta special_ndtri
     special_log_ndtr special_erfcx special_airy_ai special_bessel_j0 special_bessel_j1 special_bessel_y0 special_bessel_y1
     special_spherical_bessel_j0 special_modified_bessel_i0 special_modified_bessel_i1 special_modified_bessel_k0
     special_modified_bessel_k1 special_scaled_modified_bessel_k0 special_scaled_modified_bessel_k1

@@ -224,7 +224,6 @@ def _pow_number(cx: Any, x: Lowered, y: Any) -> Lowered:
 
 define(aten.neg, lambda x: -x)
 define(aten.abs, lambda x: abs(x))
-define(aten.ldexp.Tensor, lambda x, y: x * s.exp2(y), FLOAT)
 define(aten.reciprocal, lambda x: 1 / x, FLOAT)
 define(aten.addcmul, lambda x, a, b, value=1: s.fma(a * value, b, x) if x.floating else x + a * value * b)
 define(aten.addcdiv, lambda x, a, b, value=1: x + (a / b if value == 1 else value * a / b))
