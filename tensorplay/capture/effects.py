@@ -21,7 +21,7 @@ import numpy
 import torch
 
 from ..key.signature import module_of
-from ..key.sources import Root, Source
+from ..key.sources import Root, Source, element, elements
 from .kinds import BUFFERS, hazard, is_followed, is_variable
 from .reach import Found, Reach
 
@@ -71,7 +71,7 @@ def _is(a: Any, b: Any) -> bool:
 
 
 def _read_dict(owner: dict) -> dict:
-    return {key: item for key, item in dict.items(owner)}
+    return {key: element(owner, key) for key in elements(owner)}
 
 
 def _put_dict(owner: dict, content: dict) -> None:
@@ -82,13 +82,22 @@ def _put_dict(owner: dict, content: dict) -> None:
 
 
 def _put_list(owner: Any, content: list) -> None:
-    owner.clear()
-    owner.extend(content)
+    kind = list if isinstance(owner, list) else collections.deque
+    kind.clear(owner)
+    kind.extend(owner, content)
+
+
+def _read_list(owner: Any) -> list:
+    return [*elements(owner)]
+
+
+def _read_set(owner: set) -> set:
+    return {*elements(owner)}
 
 
 def _put_set(owner: set, content: set) -> None:
-    owner.clear()
-    owner.update(content)
+    set.clear(owner)
+    set.update(owner, content)
 
 
 def _read_cells(function: types.FunctionType) -> dict[str, Any]:
@@ -222,9 +231,9 @@ class Snapshot:
         elif isinstance(value, dict):
             self.kept.append(Kept(source, value, _read_dict(value), _read_dict, _put_dict, "items"))
         elif isinstance(value, (list, collections.deque)):
-            self.kept.append(Kept(source, value, list(value), list, _put_list, "items"))
+            self.kept.append(Kept(source, value, _read_list(value), _read_list, _put_list, "items"))
         elif isinstance(value, set):
-            self.kept.append(Kept(source, value, set(value), set, _put_set))
+            self.kept.append(Kept(source, value, _read_set(value), _read_set, _put_set))
         elif isinstance(value, types.FunctionType):
             if value.__closure__:
                 self.kept.append(Kept(source, value, _read_cells(value), _read_cells, _put_cells, "__closure__"))

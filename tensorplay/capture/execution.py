@@ -89,11 +89,12 @@ class Execution:
     def __init__(
         self,
         first: Callable[[types.FrameType, bool], bool],
-        named: Callable[[str | None], None],
+        named: Callable[[str], None],
+        computed: Callable[[types.FrameType, bool], None],
         read: Callable[[Source, Any], None],
         refuse: Callable[[str], None],
     ) -> None:
-        self.first, self.named, self.read, self.refuse = first, named, read, refuse
+        self.first, self.named, self.computed, self.read, self.refuse = first, named, computed, read, refuse
         self.ran: dict[types.CodeType, int] = {}  # with the attention that each deserves
         self.every = False
         self.names: set[str] = set()
@@ -148,10 +149,11 @@ class Execution:
                 if file_of(code, frame.f_globals).startswith(OURS):
                     return
                 self.ran.setdefault(code, _attention(code))
-                if "__dict__" in code.co_names and _own(frame):
-                    self.every = True  # its keys are names that code may compute
                 if self.first(frame, True):
                     self._shared.add(code)
+                if "__dict__" in code.co_names and _own(frame):
+                    self.every = True  # its keys are names that code may compute
+                    self.computed(frame, False)
             elif code in self._shared:
                 self.first(frame, False)
             if code in _WATCHED:
@@ -205,11 +207,11 @@ class Execution:
             else:
                 self.names.add(found)
             if _own(frame):
-                self.named(found)
+                self.computed(frame, True) if found is None else self.named(found)
         elif name in _ALL_NAMES:
             self.every = True
             if _own(frame):
-                self.named(None)
+                self.computed(frame, name == "dir")
                 if name in _LISTING:
                     self.refuse(f"{name}() lists {_LISTING[name]}, which the key does not hold")
         elif name == "id" and self.ran.get(frame.f_code) == NORMAL and not is_library_file(frame.f_code.co_filename):

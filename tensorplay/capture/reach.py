@@ -19,7 +19,7 @@ import importlib.util
 import sys
 import types
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -38,6 +38,7 @@ from ..key.sources import (
     Root,
     Source,
     Variable,
+    elements,
 )
 from .callee import callee
 from .kinds import (
@@ -78,11 +79,15 @@ _IMPORTING = ({"import_module"}, {"__import__"}, {"sys", "modules"})  # names in
 
 @dataclass(frozen=True)
 class Place:
-    """What must have run for a place to have been read: code that names `name`; `code`; or whatever read `inside`."""
+    """What must have run for a place to have been read: code that names `name`; `code`; or whatever read `inside`.
+
+    space: the identity of the namespace of a module that holds the place: computed names reach into few of them.
+    """
 
     name: str = ""
     code: types.CodeType | None = None
     inside: Found | None = None
+    space: int = 0
 
 
 @dataclass(frozen=True)
@@ -133,6 +138,8 @@ class Reach:
         self.twins: list[Twin] = []
         self.generators: list[torch.Generator] = []
         self.hazards: list[tuple[Place, Source, str]] = []  # state that cannot be read
+        self.opened: set[int] = set()  # identities of the namespaces of modules that may be read by computed names
+        self._held_modules: list[types.ModuleType] = []  # those that objects hold
         self.named: set[str] = set()  # names that objects hold, such as those of an attrgetter
         self.names: set[str] = {"forward", "__call__"}
         self.globals: dict[int, tuple[dict, set[str]]] = {}  # the dictionaries of globals and the names used from them
@@ -182,8 +189,15 @@ class Reach:
                 if isinstance(holder, types.FunctionType) and holder.__code__ is code and id(holder) not in self.objects:
                     self._push(holder, self._root(holder, holder.__name__), _ANYWAY, False)
         self._code(code, frame.f_globals)
+        if not is_installed_file(filename):
+            self._computed(code_names(code))
         self._run()
         return apart
+
+    def unseen(self) -> None:
+        """No frame will be shown: whatever the walk found may run."""
+        self._computed(self.names)
+        self._run()
 
     def root_of(self, cls: type) -> Root:
         return self._root(cls, cls.__qualname__)
@@ -248,7 +262,7 @@ class Reach:
             return
         if isinstance(value, types.FunctionType):
             code = value.__code__ if is_installed_file(value.__code__.co_filename) else None
-            self.scalars.append(Scalar(source, value, Place(place.name, code or place.code, place.inside)))
+            self.scalars.append(Scalar(source, value, replace(place, code=code or place.code)))
         elif isinstance(value, (type, types.ModuleType)):
             self.scalars.append(Scalar(source, value, place))
 
@@ -287,7 +301,7 @@ class Reach:
             if type(value) not in (set, frozenset):
                 self._attributes(value, source, keyed)
         elif isinstance(value, (*SEQUENCES, collections.deque)):
-            for k, item in enumerate(value):
+            for k, item in enumerate(elements(value)):
                 self._push(item, Item(source, k), inside, keyed)
             if type(value) not in (list, tuple):
                 self._attributes(value, source, keyed)
@@ -303,6 +317,7 @@ class Reach:
                 token = abc.get_cache_token
                 self.scalars.append(Scalar(Result(self._root(token, "abc.get_cache_token")), token(), inside))
         elif isinstance(value, types.ModuleType):
+            self._held_modules.append(value)
             self._namespace(value, source, frozenset())
         elif isinstance(value, BUFFERS):
             return
@@ -425,29 +440,30 @@ class Reach:
         used = self.globals.setdefault(id(namespace), (namespace, set()))[1]
         for name in names - used:
             used.add(name)
+            place = Place(name, space=id(namespace))
             if name not in namespace:
                 if not installed and (name in _BUILTINS or "NameError" in names):
-                    self.scalars.append(Scalar(Defined(owner, name), False, Place(name)))
+                    self.scalars.append(Scalar(Defined(owner, name), False, place))
                 if name in _NAMESPACE and (type(_NAMESPACE[name]) in SCALARS or is_own(_NAMESPACE[name])):
-                    self._push(_NAMESPACE[name], Item(self._root(_NAMESPACE, "builtins"), name), Place(name), False)
+                    self._push(_NAMESPACE[name], Item(self._root(_NAMESPACE, "builtins"), name), place, False)
                 continue
             value = namespace[name]
             if (type(value) in SCALARS or isinstance(value, IMMUTABLE)) and (installed or name.startswith("__")):
                 continue
             if value is decimal or value is decimal.Decimal:
-                self._decimals(Place(name))
+                self._decimals(place)
             if isinstance(value, types.ModuleType):
                 self._namespace(value, Item(owner, name), names)
                 self._absent(value, Item(owner, name), name, code)
             elif isinstance(value, type) and not is_library_class(value):
-                self._push(value, Item(owner, name), Place(name), False)
+                self._push(value, Item(owner, name), place, False)
             elif not isinstance(value, type) and (
                 not isinstance(value, types.FunctionType) or not is_library_file(value.__code__.co_filename)
             ):
-                self._push(value, Item(owner, name), Place(name), installed)
+                self._push(value, Item(owner, name), place, installed)
                 continue
             if not installed and not name.startswith("__"):  # what belongs to a library is known by its identity alone
-                self.scalars.append(Scalar(Item(owner, name), value, Place(name)))
+                self.scalars.append(Scalar(Item(owner, name), value, place))
 
     def _absent(self, module: types.ModuleType, source: Source, alias: str, code: types.CodeType) -> None:
         """What a module of the program does not hold, though code reads it: it is handled, or `__getattr__` answers."""
@@ -479,11 +495,30 @@ class Reach:
         else:
             self._push(member, direct, Place(name), False)
 
-    def add_name(self, name: str | None) -> None:
-        """A name that code hands to `getattr` and its like; None: one that it computes, which may be any."""
-        self._members([name] if name is not None else list(self._waiting))
+    def add_name(self, name: str) -> None:
+        """A name that code hands to `getattr` and its like."""
+        self._members([name])
         for module, source in list(self._modules.values()):
-            self._namespace(module, source, frozenset(module.__dict__ if name is None else (name,)))
+            self._namespace(module, source, frozenset((name,)))
+        self._run()
+
+    def any_name(self, frame: types.FrameType, members: bool) -> None:
+        """Code that runs computes names: of modules that it can hold, and, with `members`, of classes."""
+        if members:
+            self._members(list(self._waiting))
+        names, pending = code_names(frame.f_code), [*self._held_modules, *frame.f_locals.values()]
+        pending += [frame.f_globals.get(name) for name in names]
+        pending += [sys.modules.get(name) for name, level in imports(frame.f_code) if not level]
+        if any(names >= importing for importing in _IMPORTING):
+            pending += [module for module, _ in self._modules.values()]
+        while pending:
+            module = pending.pop()
+            if not isinstance(module, types.ModuleType) or is_library_module(module) or id(module.__dict__) in self.opened:
+                continue
+            self.opened.add(id(module.__dict__))
+            pending += [module.__dict__.get(name) for name in names]
+            source = self._modules.get(id(module), (module, self._root(module, module.__name__)))[1]
+            self._namespace(module, source, frozenset(module.__dict__))
         self._run()
 
     def _imports(self, code: types.CodeType, namespace: dict, names: frozenset[str]) -> None:
@@ -496,8 +531,12 @@ class Reach:
             parts = full.split(".")
             for k in range(len(parts)):
                 self._loaded(".".join(parts[: k + 1]), names)
-        if any(names >= importing for importing in _IMPORTING) and not is_installed_file(file_of(code, namespace)):
-            for name in list(sys.modules):  # any module of the program may be meant
+
+    def _computed(self, names: Iterable[str]) -> None:
+        """Code with these names, if it computes the name of a module that it imports, may mean any of the program."""
+        names = frozenset(names)
+        if any(names >= importing for importing in _IMPORTING):
+            for name in list(sys.modules):
                 self._loaded(name, names)
 
     def _loaded(self, name: str, names: frozenset[str]) -> None:
@@ -523,14 +562,14 @@ class Reach:
             names |= self.names
         held = module.__dict__
         used = self.globals.setdefault(id(held), (held, set()))[1]
-        for name in (names.union(held) if "__dict__" in names else names) - used:
+        for name in names - used:
             if not name.startswith("__"):
                 used.add(name)
             if name in held and not name.startswith("__"):
                 if isinstance(held[name], types.ModuleType):
                     self._namespace(held[name], Attribute(source, name), names)
                 else:
-                    self._push(held[name], Attribute(source, name), Place(name), False)
+                    self._push(held[name], Attribute(source, name), Place(name, space=id(held)), False)
 
 
 def _rebindable(source: Source) -> bool:

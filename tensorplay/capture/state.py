@@ -8,12 +8,13 @@ it: code that names the attribute or global, the function of a default or a clos
 from __future__ import annotations
 
 import types
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from ..key.signature import module_of
-from ..key.sources import Attribute, Defined, Item, Keys, Members, Names, Size, Source, TypeOf
+from ..key.sources import Attribute, Defined, Item, Keys, Members, Names, Size, Source, TypeOf, elements, size
 from .kinds import BUFFERS, LRU, MAPPINGS, REFERENCES, code_names, is_followed, is_variable
 from .reach import Found, Place, Reach
 
@@ -25,7 +26,7 @@ class Seen:
     """What something that ran may have read.  `ran` is None where that is not known; `every` where names were computed."""
 
     def __init__(self, reach: Reach, ran: set[types.CodeType] | None, every: bool = False, more: set[str] | None = None) -> None:
-        self.ran, self.every = ran, every
+        self.ran, self.every, self.opened = ran, every, reach.opened
         names = reach.names if ran is None else set().union(*map(code_names, ran))
         self.asked = more or set()  # names handed to getattr and its like
         self.names = names | reach.named | self.asked
@@ -34,7 +35,7 @@ class Seen:
     def place(self, place: Place) -> bool:
         if place.code is not None and self.ran is not None and place.code not in self.ran:
             return False
-        if place.name and not self.every and place.name not in self.names:
+        if place.name and place.name not in self.names and not (place.space in self.opened if place.space else self.every):
             return False
         return place.inside is None or self.object(place.inside)
 
@@ -56,7 +57,7 @@ class Seen:
                     waiting = holder
                     break
                 else:
-                    answer = self._objects[holder] and self.place(Place(place.name, place.code))
+                    answer = self._objects[holder] and self.place(replace(place, inside=None))
                 if answer:
                     break
             if waiting is not None:
@@ -102,9 +103,9 @@ def _shape(value: Any, source: Source) -> list[Row]:
         return [(source, value)]
     rows: list[Row] = [(TypeOf(source), type(value))]
     if isinstance(value, MAPPINGS):
-        rows.append((Keys(source), tuple(value)))
+        rows.append((Keys(source), (*elements(value),)))
     elif isinstance(value, (list, tuple)) or hasattr(type(value), "rotate"):
-        rows.append((Size(source), len(value)))
+        rows.append((Size(source), size(value)))
     elif isinstance(value, LRU) or is_variable(value) or not (is_followed(value) or isinstance(value, REFERENCES)):
         return [(source, value)]
     if type(getattr(value, "__dict__", None)) is dict and is_followed(value):

@@ -149,11 +149,15 @@ def _once(
             reached()
         return again
 
-    def named(name: str | None) -> None:
+    def named(name: str) -> None:
         size = reach.size
         reach.add_name(name)
         if reach.size != size:
             reached()
+
+    def computed(frame: types.FrameType, members: bool) -> None:
+        reach.any_name(frame, members)
+        reached()
 
     def reached() -> None:
         snapshot.extend()
@@ -163,7 +167,7 @@ def _once(
                 if seen.place(place):
                     recorder.refuse(f"may use {source}, {reason}: state that a graph does not repeat")
 
-    execution = Execution(began, named, lambda source, value: settings.append((source, value)), recorder.refuse)
+    execution = Execution(began, named, computed, lambda source, value: settings.append((source, value)), recorder.refuse)
     recorder.execution = execution
     RUNNING[-1] = (RUNNING[-1][0], recorder)
     keep_effects = False
@@ -175,6 +179,9 @@ def _once(
                 stack.enter_context(recorder.watch)
                 stack.enter_context(recorder)
                 stack.enter_context(execution.watch())
+                if not execution.watching:
+                    reach.unseen()
+                    reached()
                 try:
                     result = fn(*args, **kwargs)
                 except (Restart, Refused):

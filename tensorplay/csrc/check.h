@@ -52,6 +52,25 @@ static PyObject *value_of(Seen *s, PyObject *dict, PyObject *key) {
   return found;
 }
 
+/* What a container itself holds: the methods of a subclass may tell something else, and act. */
+static PyObject *element_of(PyObject *from, PyObject *key) {
+  int list = PyList_Check(from);
+  if (!PyLong_CheckExact(key) || (!list && !PyTuple_Check(from))) return PyObject_GetItem(from, key);
+  Py_ssize_t k = PyLong_AsSsize_t(key);
+  return k == -1 && PyErr_Occurred() ? NULL : Py_XNewRef(list ? PyList_GetItem(from, k) : PyTuple_GetItem(from, k));
+}
+static Py_ssize_t size_of(PyObject *from) {
+  return PyDict_Check(from) ? PyDict_Size(from) : PyList_Check(from) ? PyList_Size(from) : PyTuple_Check(from) ? PyTuple_Size(from)
+       : PyAnySet_Check(from) ? PySet_Size(from) : PyObject_Size(from);
+}
+static PyObject *elements_of(PyObject *from) {
+  if (!PyDict_Check(from) || PyDict_CheckExact(from)) return PySequence_Tuple(from);
+  PyObject *keys = (PyODict_Check(from) ? &PyODict_Type : &PyDict_Type)->tp_iter(from);
+  PyObject *made = keys ? PySequence_Tuple(keys) : NULL;
+  Py_XDECREF(keys);
+  return made;
+}
+
 typedef struct {
   PyObject_HEAD
   PyObject *expected;  /* the probes' values */
@@ -413,12 +432,12 @@ static int check_steps(Check *self, const Call *call, PyObject **v) {
       case OP_argument: made = Py_NewRef(call->given[PyLong_AsSsize_t(o)]); break;
       case OP_constant: made = Py_NewRef(o); break;
       case OP_item:
-        made = PyDict_CheckExact(from) ? Py_XNewRef(value_of(s->seen, from, o)) : PyObject_GetItem(from, o);
+        made = PyDict_Check(from) ? Py_XNewRef(value_of(s->seen, from, o)) : element_of(from, o);
         break;
       case OP_attribute: made = PyObject_GetAttr(from, o); break;
       case OP_cell: made = PyCell_Get(o); break;
       case OP_size: {
-        Py_ssize_t n = PyObject_Size(from);
+        Py_ssize_t n = size_of(from);
         made = n < 0 ? NULL : PyLong_FromSsize_t(n);
         break;
       }
@@ -426,7 +445,7 @@ static int check_steps(Check *self, const Call *call, PyObject **v) {
       case OP_method: made = PyObject_CallMethodNoArgs(from, o); break;
       case OP_get: made = with_arguments(o, NULL, call); break;
       case OP_dict: made = PyObject_GenericGetDict(from, NULL); break;
-      case OP_keys: made = PySequence_Tuple(from); break;
+      case OP_keys: made = elements_of(from); break;
       case OP_defined: {
         int found = PyDict_CheckExact(from) ? PyDict_Contains(from, o) : -1;
         made = found < 0 ? NULL : Py_NewRef(found ? Py_True : Py_False);

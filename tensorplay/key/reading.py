@@ -36,6 +36,10 @@ from .sources import (
     Size,
     Source,
     TypeOf,
+    element,
+    elements,
+    is_plain,
+    size,
 )
 
 _TABLES = ("_parameters", "_buffers", "_modules")
@@ -116,7 +120,7 @@ class Text:
             case Attribute(_, name):
                 value = getattr(base, name)
             case Item(_, key):
-                value = base[key]
+                value = element(base, key)
             case _:
                 value = source.get(self.args, self.kwargs)
         name = f"v{len(self.names)}"
@@ -149,15 +153,17 @@ class Text:
                 own = self.names[owner]
                 if type(base) in _CONTAINERS and type(key) is int and key >= 0:
                     return f"{own}._modules[{str(key)!r}]"
-                return f"{own}[{repr(key) if type(key) in (int, str, bool) else self.constant(key)}]"
+                text = repr(key) if type(key) in (int, str, bool) else self.constant(key)
+                return f"{own}[{text}]" if is_plain(base) else f"{self.constant(element)}({own}, {text})"
             case Size(owner):
-                return f"len({self.names[owner]})"
+                return f"{'len' if is_plain(base) else self.constant(size)}({self.names[owner]})"
             case TypeOf(owner):
                 return f"type({self.names[owner]})"
             case Method(owner, name):
                 return f"{self.names[owner]}.{name}()"
             case Keys(owner):
-                return f"(*{self.names[owner]},)"
+                own = self.names[owner]
+                return f"(*{own if is_plain(base) else f'{self.constant(elements)}({own})'},)"
             case Names(owner):
                 own = self.names[owner]
                 return f"(*{own}.__dict__, *{own}._parameters, *{own}._buffers, *{own}._modules)"

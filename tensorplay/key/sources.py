@@ -5,7 +5,9 @@ In: nothing.  Out: `Source`, which reads its value anew at every call and prints
 
 from __future__ import annotations
 
+import collections
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -90,6 +92,37 @@ class Attribute(Source):
         return f"{self.owner}.{self.name}"
 
 
+_PLAIN = (collections.OrderedDict, dict, list, tuple, collections.deque, set, frozenset)
+
+
+def _plain(container: Any) -> Any:
+    """The class whose methods tell what a container itself holds: those of a subclass may tell something else, and act."""
+    kind = type(container)
+    return kind if kind in _PLAIN else next((base for base in _PLAIN if isinstance(container, base)), kind)
+
+
+def element(container: Any, key: Any) -> Any:
+    if isinstance(container, dict):
+        found = dict.get(container, key, container)  # a defaultdict makes nothing
+        if found is container and dict.get(container, key) is not container:
+            raise KeyError(key)
+        return found
+    return _plain(container).__getitem__(container, key)
+
+
+def size(container: Any) -> int:
+    return _plain(container).__len__(container)
+
+
+def elements(container: Any) -> Iterator[Any]:
+    """The elements, or the keys, in order."""
+    return _plain(container).__iter__(container)
+
+
+def is_plain(container: Any) -> bool:
+    return type(container) in _PLAIN
+
+
 @dataclass(frozen=True)
 class Item(Source):
     """An element of a list, tuple or dictionary (a global is an item of the dictionary of globals)."""
@@ -98,7 +131,7 @@ class Item(Source):
     key: Any
 
     def get(self, args: tuple, kwargs: dict) -> Any:
-        return self.owner.get(args, kwargs)[self.key]
+        return element(self.owner.get(args, kwargs), self.key)
 
     def __str__(self) -> str:
         key = f"<{type(self.key).__name__}>" if isinstance(self.key, torch.Tensor) else repr(self.key)
@@ -112,7 +145,7 @@ class Size(Source):
     owner: Source
 
     def get(self, args: tuple, kwargs: dict) -> Any:
-        return len(self.owner.get(args, kwargs))
+        return size(self.owner.get(args, kwargs))
 
     def __str__(self) -> str:
         return f"len({self.owner})"
@@ -152,7 +185,7 @@ class Keys(Source):
     owner: Source
 
     def get(self, args: tuple, kwargs: dict) -> Any:
-        return (*self.owner.get(args, kwargs),)
+        return (*elements(self.owner.get(args, kwargs)),)
 
     def __str__(self) -> str:
         return f"keys of {self.owner}"

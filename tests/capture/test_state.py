@@ -21,6 +21,9 @@ import pytest
 import torch
 from torch import nn
 
+import tensorplay as tp
+from tensorplay.capture.reach import Reach
+
 from .sequences import CASES, T, case, check
 
 other = types.ModuleType("othermod")
@@ -917,6 +920,65 @@ def module_names_that_serve_the_instances():
     c, d = C(), D()
     steps = [lambda: setattr(M, "k", 5.0), lambda: setattr(c, "a", 7.0), lambda: setattr(D, "a", 4.0), lambda: setattr(d, "a", 9.0)]
     return (lambda x: x * C.k + c.a * d.a), [(t,), *[step for change in steps for step in (change, (t,))]]
+
+
+@case
+def containers_that_answer_otherwise():
+    class Table(collections.OrderedDict):
+        def __getitem__(self, key):
+            return (lambda kind, k: kind(k))(*super().__getitem__(key))
+
+        def __iter__(self):
+            return iter(("neither", "of", "them"))
+
+        def __len__(self):
+            return 7
+
+    class Line(list):
+        __getitem__ = __iter__ = __len__ = None
+
+    table, line = Table(a=(float, 2.0), b=(int, 3)), Line([1.0, 2.0])
+    made = collections.defaultdict(lambda: 5.0, k=2.0)
+
+    def f(x):
+        return x * table["a"] * list.__getitem__(line, 0) * made["k"] + list(dict.keys(table)).index("b")
+
+    return f, [
+        (t,),
+        lambda: dict.__setitem__(table, "a", (float, 7.0)),
+        (t,),
+        lambda: list.__setitem__(line, 0, 3.0),
+        (t,),
+        lambda: made.pop("k"),
+        (t,),
+        lambda: table.move_to_end("a"),
+        (t,),
+        lambda: table.pop("a"),
+        (t,),
+    ]
+
+
+def test_a_large_program_is_followed_only_where_it_is_named(monkeypatch):
+    """Computed names and names of modules concern code that runs: two hundred modules that nothing names stay closed."""
+    for k in range(200):
+        monkeypatch.setitem(sys.modules, f"large{k}", types.ModuleType(f"large{k}"))
+    for k in range(200):
+        text = f"import large{(k + 1) % 200} as other\ndef f(x): return other.g(x)\ndef g(x): return other.f(x) + {k}"
+        exec(text, sys.modules[f"large{k}"].__dict__)
+    begin = types.ModuleType("begin")
+    exec(
+        "import importlib, sys\nclass A:\n  def __init__(self): self.k0 = 2.0\n"
+        "  def other(self, n): return sys.modules[n].f(importlib.import_module(n).__dict__['g'])\n"
+        "  def __call__(self, x): return x * self.__dict__['k' + str(0)]\na = A()\ndef f(x): return a(x)",
+        begin.__dict__,
+    )
+    reached = []
+    follow = Reach._function
+    monkeypatch.setattr(Reach, "_function", lambda self, function, source: (reached.append(function), follow(self, function, source)))
+    compiled, x = tp.compile(begin.f, backend="eager", strict_native=True), torch.ones(2)
+    assert compiled(x).tolist() == [2.0, 2.0]
+    begin.a.k0 = 5.0
+    assert compiled(x).tolist() == [5.0, 5.0] and len(reached) < 20
 
 
 @case
