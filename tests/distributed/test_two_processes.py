@@ -34,7 +34,7 @@ EAGER = {
 @pytest.fixture(scope="module")
 def reports(tmp_path_factory):
     folder = tmp_path_factory.mktemp("gloo")
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[2])}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(Path(__file__).parents[2])}
     command = [sys.executable, "-m", "tests.distributed.programs"]
     workers = [
         subprocess.Popen([*command, str(k), str(folder / "store"), str(folder / f"{k}.json")], env=environment, stderr=subprocess.PIPE)
