@@ -31,4 +31,5 @@ class Rest:
         with _LOCK:
             _inside -= 1
             if not _inside and _was_on:
+                gc.collect(0)  # what the build made is young no longer; else its number sets off a collection here and now
                 gc.enable()
