@@ -11,6 +11,7 @@ from __future__ import annotations
 import abc
 import builtins
 import collections
+import contextlib
 import decimal
 import enum
 import functools
@@ -508,7 +509,7 @@ class Reach:
             self._members(list(self._waiting))
         names, pending = code_names(frame.f_code), [*self._held_modules, *frame.f_locals.values()]
         pending += [frame.f_globals.get(name) for name in names]
-        pending += [sys.modules.get(name) for name, level in imports(frame.f_code) if not level]
+        pending += [sys.modules.get(full) for full in _imported(frame.f_code, frame.f_globals)]
         if any(names >= importing for importing in _IMPORTING):
             pending += [module for module, _ in self._modules.values()]
         while pending:
@@ -523,11 +524,7 @@ class Reach:
 
     def _imports(self, code: types.CodeType, namespace: dict, names: frozenset[str]) -> None:
         """Modules that import statements inside the code name."""
-        for name, level in imports(code):
-            try:
-                full = importlib.util.resolve_name("." * level + name, namespace.get("__package__"))
-            except (ImportError, ValueError):
-                continue
+        for full in _imported(code, namespace):
             parts = full.split(".")
             for k in range(len(parts)):
                 self._loaded(".".join(parts[: k + 1]), names)
@@ -570,6 +567,13 @@ class Reach:
                     self._namespace(held[name], Attribute(source, name), names)
                 else:
                     self._push(held[name], Attribute(source, name), Place(name, space=id(held)), False)
+
+
+def _imported(code: types.CodeType, namespace: dict) -> Iterator[str]:
+    """The full names of the modules that import statements inside code name."""
+    for name, level in imports(code):
+        with contextlib.suppress(ImportError, ValueError):
+            yield importlib.util.resolve_name("." * level + name, namespace.get("__package__"))
 
 
 def _rebindable(source: Source) -> bool:
