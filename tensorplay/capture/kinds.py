@@ -7,6 +7,7 @@ Always: nothing of the program runs here; what is not known to be harmless has a
 from __future__ import annotations
 
 import array
+import contextlib
 import ctypes
 import datetime
 import decimal
@@ -14,6 +15,7 @@ import dis
 import enum
 import fractions
 import functools
+import importlib.util
 import operator
 import os
 import pathlib
@@ -205,3 +207,10 @@ def imports(code: types.CodeType) -> tuple[tuple[str, int], ...]:
             elif instruction.opname == "IMPORT_NAME":
                 found.append((instruction.argval, level))
     return tuple(found)
+
+
+def imported(code: types.CodeType, namespace: dict) -> Iterator[str]:
+    """The full names of the modules that import statements inside code name."""
+    for name, level in imports(code):
+        with contextlib.suppress(ImportError, ValueError):
+            yield importlib.util.resolve_name("." * level + name, namespace.get("__package__"))

@@ -11,12 +11,10 @@ from __future__ import annotations
 import abc
 import builtins
 import collections
-import contextlib
 import decimal
 import enum
 import functools
 import gc
-import importlib.util
 import sys
 import types
 from collections.abc import Iterable, Iterator
@@ -56,7 +54,7 @@ from .kinds import (
     decimals,
     file_of,
     hazard,
-    imports,
+    imported,
     is_followed,
     is_inert,
     is_installed_class,
@@ -327,7 +325,7 @@ class Reach:
 
     def _elements(self, value: Iterable[Any], source: Source, inside: Place, keyed: bool) -> None:
         """Elements of a set and keys of a dictionary, which are compared as a whole: what hangs on them is state."""
-        for k, item in enumerate(value):
+        for k, item in enumerate(elements(value)):
             if isinstance(item, enum.Enum):
                 self._constant(item, Item(Keys(source), k), inside, True)
             elif not is_inert(item):
@@ -509,7 +507,7 @@ class Reach:
             self._members(list(self._waiting))
         names, pending = code_names(frame.f_code), [*self._held_modules, *frame.f_locals.values()]
         pending += [frame.f_globals.get(name) for name in names]
-        pending += [sys.modules.get(full) for full in _imported(frame.f_code, frame.f_globals)]
+        pending += [sys.modules.get(full) for full in imported(frame.f_code, frame.f_globals)]
         if any(names >= importing for importing in _IMPORTING):
             pending += [module for module, _ in self._modules.values()]
         while pending:
@@ -524,7 +522,7 @@ class Reach:
 
     def _imports(self, code: types.CodeType, namespace: dict, names: frozenset[str]) -> None:
         """Modules that import statements inside the code name."""
-        for full in _imported(code, namespace):
+        for full in imported(code, namespace):
             parts = full.split(".")
             for k in range(len(parts)):
                 self._loaded(".".join(parts[: k + 1]), names)
@@ -567,13 +565,6 @@ class Reach:
                     self._namespace(held[name], Attribute(source, name), names)
                 else:
                     self._push(held[name], Attribute(source, name), Place(name, space=id(held)), False)
-
-
-def _imported(code: types.CodeType, namespace: dict) -> Iterator[str]:
-    """The full names of the modules that import statements inside code name."""
-    for name, level in imports(code):
-        with contextlib.suppress(ImportError, ValueError):
-            yield importlib.util.resolve_name("." * level + name, namespace.get("__package__"))
 
 
 def _rebindable(source: Source) -> bool:
