@@ -85,6 +85,12 @@ def file_of(code: types.CodeType, namespace: dict) -> str:
     return filename if filename[:1] != "<" or filename.startswith("<frozen") else namespace.get("__file__") or filename
 
 
+def source_file(function: Any) -> str:
+    """The source file of a function; '' of what is none."""
+    code = getattr(function, "__code__", None)
+    return file_of(code, getattr(function, "__globals__", {})) if isinstance(code, types.CodeType) else ""
+
+
 @functools.lru_cache(maxsize=4096)
 def is_library_file(filename: str) -> bool:
     """Whether a source file belongs to torch, to the standard library, or to this package."""
@@ -167,7 +173,7 @@ def is_own(value: Any) -> bool:
     """Whether what lies in a namespace of a library was put there by the program."""
     value = value.fget if isinstance(value, property) else getattr(value, "__func__", value)
     if isinstance(value, types.FunctionType):
-        return not is_installed_file(value.__code__.co_filename)
+        return not is_installed_file(source_file(value))
     cls = value if isinstance(value, type) else type(value)
     return not (is_library_class(cls) or is_installed_class(cls))
 

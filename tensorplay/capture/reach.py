@@ -66,6 +66,7 @@ from .kinds import (
     is_variable,
     members,
     nested,
+    source_file,
 )
 
 _SHARED = (type, types.FunctionType, types.MethodType, types.ModuleType)  # many places hold them; state has its own rows
@@ -260,7 +261,7 @@ class Reach:
         if not _rebindable(source):
             return
         if isinstance(value, types.FunctionType):
-            code = value.__code__ if is_installed_file(value.__code__.co_filename) else None
+            code = value.__code__ if is_installed_file(source_file(value)) else None
             self.scalars.append(Scalar(source, value, replace(place, code=code or place.code)))
         elif isinstance(value, (type, types.ModuleType)):
             self.scalars.append(Scalar(source, value, place))
@@ -287,7 +288,7 @@ class Reach:
                 self._push(getattr(value, name), Attribute(source, name), inside, False)
         elif isinstance(value, LRU):
             self._push(value.__wrapped__, Attribute(source, "__wrapped__"), inside, False)
-            if not is_installed_file(getattr(getattr(value.__wrapped__, "__code__", None), "co_filename", "")):
+            if not is_installed_file(source_file(value.__wrapped__)):
                 self._push(True, Filled(source, value.cache_info().misses), inside, False)
         elif isinstance(value, MAPPINGS):
             for key, item in list(value.items() if isinstance(value, types.MappingProxyType) else dict.items(value)):
@@ -400,8 +401,7 @@ class Reach:
                 return
 
     def _function(self, function: types.FunctionType, source: Source) -> None:
-        code = function.__code__
-        filename = file_of(code, function.__globals__)
+        code, filename = function.__code__, source_file(function)
         self._owned.add(code)
         self._code(code, function.__globals__)
         ran = Place(code=code)
@@ -429,11 +429,12 @@ class Reach:
         self._inner.update(item for item in nested(code) if item is not code)
         names = code_names(code)
         self._members(names)
-        if is_library_file(code.co_filename):
+        filename = file_of(code, namespace)
+        if is_library_file(filename):
             return
         for module, source in list(self._modules.values()):
             self._namespace(module, source, names)
-        installed = is_installed_file(code.co_filename)
+        installed = is_installed_file(filename)
         owner = self._root(namespace, f"globals of {namespace.get('__name__', '?')}")
         self._imports(code, namespace, names)
         used = self.globals.setdefault(id(namespace), (namespace, set()))[1]
@@ -457,7 +458,7 @@ class Reach:
             elif isinstance(value, type) and not is_library_class(value):
                 self._push(value, Item(owner, name), place, False)
             elif not isinstance(value, type) and (
-                not isinstance(value, types.FunctionType) or not is_library_file(value.__code__.co_filename)
+                not isinstance(value, types.FunctionType) or not is_library_file(source_file(value))
             ):
                 self._push(value, Item(owner, name), place, installed)
                 continue

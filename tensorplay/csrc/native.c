@@ -3,7 +3,7 @@
  * Plain CPython API and no torch header, so that one binary serves every version of torch. Optional: without it
  * everything is done in Python (key/reading.py, stax/runtime/launch.py), a call takes longer.
  *
- *   tensor.h      setup, direct, fingerprint    what a tensor's metadata is
+ *   tensor.h      setup, direct, fingerprint, alike  what a tensor's metadata is
  *   launch.h      launch, Launch                from tensors to an entry
  *   check.h       Check                         the key of one version as a table of steps, and its program
  *   dispatch.h    watch, probed, Dispatch       the callable
@@ -19,7 +19,7 @@
 #include <string.h>
 #include <structmember.h>
 
-#define VERSION 5
+#define VERSION 6
 
 static PyObject *s_call, *s_data_ptr, *s_forward, *s_forward_hooks, *s_forward_pre_hooks, *s_table;
 static PyObject *s_parameters, *s_buffers, *s_modules;
@@ -43,6 +43,7 @@ static PyMethodDef methods[] = {
     {"watch", watch, METH_O, "Sets the probes."},
     {"probed", probed, METH_NOARGS, "What the probes answer now."},
     {"fingerprint", fingerprint, METH_O, "The metadata of a tensor as bytes; None where it is no plain tensor."},
+    {"alike", (PyCFunction)(void (*)(void))alike, METH_FASTCALL, "Whether each tensor of a list has the fingerprint at its place."},
     {"launch", (PyCFunction)(void (*)(void))launch, METH_FASTCALL, "launch(entry, table, threads, slots, *tensors)"},
     {"after_fork", after_fork, METH_NOARGS, "Says that this process is a forked child: one thread from now on."},
     {NULL, NULL, 0, NULL}};

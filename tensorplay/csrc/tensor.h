@@ -180,6 +180,26 @@ static int matches(PyObject *t, PyObject *fingerprint, void **data) {
   return !dims || (!memcmp(at + sizeof f.head, f.sizes, dims) && !memcmp(at + sizeof f.head + dims, f.strides, dims));
 }
 
+/* alike(tensors, fingerprints): whether each tensor still has its fingerprint. */
+static PyObject *alike(PyObject *self, PyObject *const *args, Py_ssize_t n) {
+  (void)self;
+  if (n != 2 || !(PyList_Check(args[0]) || PyTuple_Check(args[0])) || !PyTuple_Check(args[1])) {
+    PyErr_SetString(PyExc_TypeError, "alike(list or tuple of tensors, tuple of fingerprints)");
+    return NULL;
+  }
+  Py_ssize_t count = PyTuple_GET_SIZE(args[1]);
+  for (Py_ssize_t i = 0; i < count; i++) {
+    void *data;
+    PyObject *print = PyTuple_GET_ITEM(args[1], i), *t = NULL;
+    int same = PySequence_Fast_GET_SIZE(args[0]) == count && PyBytes_CheckExact(print) && PyBytes_GET_SIZE(print) >= (Py_ssize_t)sizeof(Head);
+    if (same) t = Py_NewRef(PySequence_Fast_GET_ITEM(args[0], i)); /* reading one may let another thread run */
+    same = same && matches(t, print, &data);
+    Py_XDECREF(t);
+    if (!same) Py_RETURN_FALSE;
+  }
+  return PyBool_FromLong(PySequence_Fast_GET_SIZE(args[0]) == count);
+}
+
 /* Where a tensor's data is; an error is set where that cannot be said. */
 static void *address_of(PyObject *t) {
   DLTensor d;

@@ -63,6 +63,13 @@ def test_fingerprints_are_equal_exactly_where_entries_are():
         if p is not None and q is not None:
             assert (p == q) == (tensor_entry(a) == tensor_entry(b)), (a.dtype, a.stride(), b.dtype, b.stride())
     assert native.fingerprint(3) is None and native.fingerprint(None) is None
+    known = [(t, p) for t, p in zip(kinds, prints) if p is not None]
+    given, marks = [t for t, _ in known], tuple([p for _, p in known])
+    assert native.alike(given, marks) and native.alike(tuple(given), marks)
+    assert not native.alike(given[:-1], marks) and not native.alike([*given, given[0]], marks)
+    for k, t in enumerate(kinds):
+        assert native.alike([t], marks[:1]) == (prints[k] == marks[0])
+    assert not native.alike([3], marks[:1]) and not native.alike(given[:1], (b"",))
 
 
 def states():

@@ -14,7 +14,7 @@ import functools
 import itertools
 import operator
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -199,8 +199,13 @@ class Step(torch.autograd.Function):
             if results[k]._is_view():  # else torch forbids later in-place writes to it
                 results[k] = results[k].detach()
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(*[inputs[k] for k in program.kept], *flat[n:])
-        ctx.program = program
+        kept = [*[inputs[k] for k in program.kept], *flat[n:]]
+        ctx.program, ctx.versions = program, None
+        if len(program.differentiable) > 1:
+            ctx.versions = [t._version for t in kept]
+            made = {id(results[k]) for k in program.differentiable}
+            kept = [t.detach() if id(t) in made else t for t in kept]  # a saved output's `data` would count anew
+        ctx.save_for_backward(*kept)
         ctx.others = [(inputs[k], inputs[k]._version) for k in program.rest]
         return tuple([results[k] for k in program.differentiable])
 
@@ -210,8 +215,8 @@ class Step(torch.autograd.Function):
         if torch.is_grad_enabled() or any(t is not None and _is_batched(t) for t in tangents):
             return *_NO_GRADS, *_again(ctx, program, tangents)
         present = tuple([t is not None for t in tangents])
-        values = _saved(ctx, present)
         run, grads, reads = program.backward_for(present)
+        values = _saved(ctx, present, reads)
         if not torch._C._autograd._get_current_graph_task_keep_graph():
             _spend(ctx, present, values)
         values = [v for v, read in zip(values, reads, strict=True) if read]
@@ -226,14 +231,20 @@ _is_batched = torch._C._functorch.is_legacy_batchedtensor  # of torch.autograd.g
 _apply = getattr(super(torch.autograd.Function, Step), "apply", Step.apply)
 
 
-def _saved(ctx: Any, present: tuple[bool, ...]) -> list[Any]:
-    """The kept inputs and saved values, unless a backward through the same part of the region has freed them."""
+def _saved(ctx: Any, present: tuple[bool, ...], reads: Iterable[bool]) -> list[Any]:
+    """The kept inputs and saved values, unless one that is read was modified since, or a backward through the same part
+    of the region has freed them."""
     left = getattr(ctx, "left", None)
     if left is None:
-        return list(ctx.saved_tensors)
-    if any(there and ctx.spent >> k & 1 for k, there in enumerate(present)):
+        try:
+            return list(ctx.saved_tensors)
+        except RuntimeError as error:
+            if ctx.versions is None or "inplace" not in str(error):
+                raise
+            left = [(t.data, version) for t, version in zip(ctx._raw_saved_tensors, ctx.versions, strict=True)]
+    elif any(there and ctx.spent >> k & 1 for k, there in enumerate(present)):
         raise RuntimeError(f"Trying to backward through the graph a second time {_FREED}")
-    if any(t._version != version for t, version in left):
+    if any(read and t._version != version for (t, version), read in zip(left, reads)):
         raise RuntimeError(_MODIFIED)
     return [t for t, _ in left]
 
@@ -245,7 +256,8 @@ def _spend(ctx: Any, present: tuple[bool, ...], values: list[Any]) -> None:
     for bits in itertools.compress(program.meetings, present):
         spent |= bits
     if spent != program.reading or not spent:
-        ctx.spent, ctx.left = spent, [(t, t._version) for t in values]
+        versions = ctx.versions or [t._version for t in values]
+        ctx.spent, ctx.left = spent, [*zip(values, versions, strict=True)]
         return
     ctx.left = ctx.others = None
     ctx.maybe_clear_saved_tensors()
@@ -270,7 +282,7 @@ def _again(ctx: Any, program: TrainingProgram, tangents: Sequence[Tensor | None]
     if ctx.others is None:
         raise RuntimeError(f"Trying to backward through the graph a second time {_FREED}")
     inputs: list[Any] = [None] * len(program.grads)
-    for k, t in zip(program.kept, _saved(ctx, tuple([t is not None for t in tangents]))):
+    for k, t in zip(program.kept, _saved(ctx, tuple([t is not None for t in tangents]), itertools.repeat(True))):
         inputs[k] = t
     for k, (t, version) in zip(program.rest, ctx.others, strict=True):
         if t._version != version:
