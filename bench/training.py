@@ -39,8 +39,8 @@ MODELS = ("gpt2", "bert", "llama", "t5", "vit", "resnet")
 LABELLED = ("gpt2", "llama", "t5")
 
 
-def model_of(name: str, dtype: torch.dtype, small: bool) -> tuple[torch.nn.Module, dict]:
-    model, inputs = make(name, dtype, small=small)
+def model_of(name: str, dtype: torch.dtype, small: bool, seed: int = 0) -> tuple[torch.nn.Module, dict]:
+    model, inputs = make(name, dtype, small, seed)
     if name in LABELLED:
         inputs["labels"] = inputs.get("decoder_input_ids", inputs["input_ids"])
     return model.train(), inputs
@@ -67,12 +67,12 @@ def step(call: Any, inputs: dict) -> float:
     return loss.item()
 
 
-def losses(name: str, which: str, steps: int = 10) -> list[float]:
+def losses(name: str, which: str, steps: int = 10, seed: int = 0) -> list[float]:
     """Losses of AdamW steps of a small configuration, from the same seed each time.
 
     'nudged': eager, where each weight moves to one of its two neighbours first; how far any other rounding may lead.
     """
-    model, inputs = model_of(name, torch.float32, small=True)
+    model, inputs = model_of(name, torch.float32, True, seed)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     if which == "nudged":
         with torch.no_grad():

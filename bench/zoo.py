@@ -90,10 +90,10 @@ def whisper(small: bool) -> tuple[nn.Module, dict]:
 def resnet(small: bool) -> tuple[nn.Module, dict]:
     from transformers import ResNetConfig, ResNetModel
 
-    sizes = [16, 32, 64, 128] if small else [64, 128, 256, 512]
-    config = ResNetConfig(depths=[2, 2, 2, 2], layer_type="basic", hidden_sizes=sizes, embedding_size=sizes[0])
+    sizes = [16, 32] if small else [64, 128, 256, 512]
+    config = ResNetConfig(depths=[2] * len(sizes), layer_type="basic", hidden_sizes=sizes, embedding_size=sizes[0])
     side = 64 if small else 112
-    return ResNetModel(config), {"pixel_values": torch.randn(2 if small else 4, 3, side, side)}
+    return ResNetModel(config), {"pixel_values": torch.randn(4, 3, side, side)}
 
 
 class LSTMClassifier(nn.Module):

