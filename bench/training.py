@@ -6,8 +6,8 @@ losses: the largest relative difference of the losses of ten AdamW steps to eage
 eager against itself where each weight starts one rounding away. saved: bytes of distinct memory that the nodes of the
 autograd graph hold between forward and backward, parameters and inputs apart. peak: growth of the resident memory of a
 process of its own over steps, after a collection and a trim, and what our programs keep between calls. time:
-milliseconds of CPU time of forward and backward, the least of alternated rounds; outside: the same where matrix
-products, convolutions and attention compute nothing. cold: seconds of the first step of a fresh process on empty caches.
+milliseconds of CPU time of forward and backward, the median of alternated rounds; outside: the same where matrix
+products, convolutions and attention compute nothing, of five times as many rounds. cold: seconds of the first step of a fresh process on empty caches.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import ctypes
 import gc
 import json
 import os
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -168,21 +169,21 @@ def times(name: str, systems: list[str], dtype: torch.dtype, small: bool, rounds
         peers[which] = run = stepper(copy.deepcopy(model), which, inputs)
         run()
         run()
-    whole = least(peers, rounds)
+    whole = medians(peers, rounds)
     with stubs():
-        outside = least(peers, 2 * rounds)
+        outside = medians(peers, 5 * rounds)
     return {which: (whole[which], outside[which]) for which in systems}
 
 
-def least(peers: dict[str, Callable[[], None]], rounds: int) -> dict[str, float]:
-    """Milliseconds of CPU time of the fastest of alternated runs."""
-    best = dict.fromkeys(peers, float("inf"))
+def medians(peers: dict[str, Callable[[], None]], rounds: int) -> dict[str, float]:
+    """Milliseconds of CPU time of each in the median of alternated rounds."""
+    found: dict[str, list[float]] = {which: [] for which in peers}
     for k in range(rounds):
         for which in peers if k % 2 else reversed(peers):
             start = time.process_time()
             peers[which]()
-            best[which] = min(best[which], 1e3 * (time.process_time() - start))
-    return best
+            found[which].append(1e3 * (time.process_time() - start))
+    return {which: statistics.median(times) for which, times in found.items()}
 
 
 def stepper(model: torch.nn.Module, which: str, inputs: dict) -> Callable[[], None]:
