@@ -255,6 +255,100 @@ def test_a_change_spoils_only_the_losses_that_read_the_value(changed, order, lat
         assert (a is None) == (b is None) and (a is None or near(a, b, 1e-6))
 
 
+class Twice(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, w):
+        return w * 2
+
+    @staticmethod
+    def backward(ctx, g):
+        return g * 2
+
+
+def in_no_grad(x, h):
+    with torch.no_grad():
+        k = h.sum()
+    return x * k
+
+
+@pytest.mark.parametrize("f", [lambda x, h: x * h.detach(), in_no_grad, lambda x, h: x * h.shape[0], lambda x, h: (x.sin(), h.exp() * h)])
+@pytest.mark.parametrize("upstream", ["freed", "modified", "function", "hook", "graph"])
+def test_what_gets_no_gradient_has_no_edge(f, upstream):
+    """Autograd runs upstream of an input only where it would run for eager: not with absent gradients."""
+
+    def steps(g):
+        torch.manual_seed(0)
+        w, x, calls = leaf(3), leaf(3), []
+        h = Twice.apply(w) if upstream == "function" else w.exp() if upstream != "hook" else w
+        if upstream == "freed":
+            h.sum().backward()
+        if upstream == "modified":
+            k, h = h, h.sin()
+            with torch.no_grad():
+                k.add_(1)
+        if upstream == "hook":
+            w.register_hook(calls.append)
+            w.register_post_accumulate_grad_hook(calls.append)
+        out = g(x, h)
+        first = out[0] if isinstance(out, tuple) else out
+        mark = nn.Identity()  # lives as long as the upstream node
+        alive = None if upstream != "graph" else weakref.ref(mark)
+        if alive is not None:
+            h.grad_fn.metadata["mark"] = mark
+        del h, mark
+        alive = alive is not None and alive() is not None
+        first.sum().backward()
+        return [x.grad, w.grad], len(calls), alive
+
+    (got, *others), (want, *expected) = steps(comp(f)), steps(f)
+    assert near(got, want, 1e-6) and others == expected
+
+
+def test_results_that_reach_no_input_in_common_are_apart():
+    def f(x, h, k):
+        return x.sin(), h.exp() * 2, torch.dropout(k, 0.5, True) * x.detach(), (h * 3).cos()
+
+    def steps(g, order):
+        torch.manual_seed(0)
+        args = fresh(leaf(5), leaf(5), leaf(5))
+        made = g(*args)
+        seen = []
+        made[2].register_hook(seen.append)
+        for which in order:
+            sum(made[k].sum() for k in which).backward()
+        return [t.grad for t in args], len(seen)
+
+    cf = comp(f)
+    for order in ([[0], [1, 3], [2]], [[3, 1, 0], [2]], [[0, 2], [1], []][:2], [[1], [0]]):
+        (got, a), (want, b) = steps(cf, order), steps(f, order)
+        assert near(got, want, 1e-6) and a == b
+    program = compiled_of(cf).versions[-1].program
+    assert [piece.tangents for piece in program.pieces] == [(0,), (1, 3), (2,)]
+    xs = [leaf(3) for _ in range(20)]  # more than `tangents.MOST`
+    made = comp(lambda xs: [x.sin() for x in xs])(xs)
+    (made[0].sum() + made[7].sum()).backward()
+    assert [x.grad is not None for x in xs] == [k in (0, 7) for k in range(20)]
+
+
+def test_truncated_backpropagation_through_time():
+    cell = nn.GRUCell(4, 4)
+
+    def step(x, h):
+        h = cell(x, h.detach())
+        return h * 2, h
+
+    def train(g):
+        torch.manual_seed(0)
+        cell.zero_grad()
+        h = torch.zeros(2, 4)
+        for _ in range(4):
+            y, h = g(torch.randn(2, 4), h)
+            y.sum().backward()
+        return [p.grad for p in cell.parameters()]
+
+    assert near(train(comp(step)), train(step), 1e-5)
+
+
 def test_second_backward_is_refused_and_memory_returns():
     x = leaf(1000)
     cf = comp(lambda x: x.exp().sin())

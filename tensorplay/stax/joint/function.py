@@ -1,9 +1,10 @@
-"""A training region at run time: one autograd function around its compiled forward and backward parts (section 5).
+"""A training region at run time: autograd functions around its compiled forward and backward parts (section 5).
 
 In: the joint graph, its parts, and what compiles a part.  Out: `TrainingProgram`, called like any program.
 Always: values, gradients and their absence are eager's. Saved tensors go through torch's own version check and are
 freed by backward unless the graph is retained. A tangent that is absent stays absent: for each pattern of tangents
-there is a backward part of its own. Where backward must itself be differentiated, the captured graph runs again on
+there is a backward part of its own; results that reach no input in common are results of different autograd nodes, and
+an input that gets no gradient has no edge, so that autograd runs nothing that it would not run for eager. Where backward must itself be differentiated, the captured graph runs again on
 the same inputs under autograd. Nothing here refers to an autograd node, so no cycle keeps tensors alive.
 """
 
@@ -23,10 +24,10 @@ from torch.utils import _pytree as pytree
 
 from ...capture import ambient
 from ..loops.nodes import Spec
-from .differentiate import Joint, Leaf, differentiate, of_leaves
+from .differentiate import Joint, Leaf, ancestors, differentiate, of_leaves
 from .opgraph import OpGraph
 from .partition import Parts, partition
-from .tangents import meetings, restrict
+from .tangents import groups, meetings, restrict
 
 Run = Callable[..., Sequence[Any]]
 _AS_IT_IS: contextlib.AbstractContextManager = contextlib.nullcontext()
@@ -60,7 +61,7 @@ class TrainingProgram:
         self.differentiable = joint.tangents
         self.kept = parts.kept
         self.grads = joint.grads
-        self.rest = tuple(k for k in range(joint.primals) if k not in set(parts.kept))
+        self.apart = tuple(k for k, place in enumerate(joint.grads) if place is None)  # inputs without a gradient
         self.random = any(n.meta.get("ordered") for n in joint.ops.module.graph.nodes)
         self.writes = any(n.target is torch.ops.aten.copy_.default for n in joint.ops.module.graph.nodes)
         self.rebuild = rebuilder(graph.graph.output_node().args[0])
@@ -71,7 +72,7 @@ class TrainingProgram:
         placeholders = [n for n in parts.backward.module.graph.nodes if n.op == "placeholder"]
         self.layouts: list[Spec] = [n.meta["spec"] for n in placeholders[len(placeholders) - len(joint.tangents) :]]
         self.meetings = meetings(parts.backward, len(joint.tangents))
-        self.reading = functools.reduce(operator.or_, self.meetings, 0)
+        self.pieces = [Piece(self, *group) for group in groups(parts.backward, joint.grads, len(joint.tangents))]
         self.modes = ambient.ambient()  # it is compiled for the modes that it is called under
         self._compile = compile
         self._lock = threading.Lock()
@@ -84,14 +85,19 @@ class TrainingProgram:
         return self._step(self.run_trusted, inputs)
 
     def _step(self, run: Run, inputs: tuple[Tensor, ...]) -> Any:
-        results: list[Any] = []
+        call = Call(list(inputs))
+        for k in self.apart:
+            if inputs[k].requires_grad:
+                call.inputs[k] = inputs[k].detach()
         try:
             with torch.enable_grad() if not torch.is_grad_enabled() else _AS_IT_IS:  # the region itself turns it on
-                made = _apply(self, run, results, *inputs)
+                made = [_apply(piece, run, call, *[call.inputs[k] for k in piece.primals]) for piece in self.pieces]
         except Unserved:
             return self.graph(*inputs)
-        for k, t in zip(self.differentiable, made, strict=True):
-            results[k] = t
+        results = call.flat[: self.results]
+        for piece, found in zip(self.pieces, made, strict=True):
+            for k, t in zip(piece.results, found, strict=True):
+                results[k] = t
         return self.rebuild([_made(leaf, inputs, results) for leaf in self.leaves])
 
     @property
@@ -122,6 +128,51 @@ class TrainingProgram:
 
     def __repr__(self) -> str:
         return f"<TrainingProgram: saves {len(self.saved)} values, {self.partition.saved_bytes} bytes>"
+
+
+class Call:
+    """What the autograd nodes of one call have in common: its inputs, the results and saved values, the generator's state."""
+
+    __slots__ = ("flat", "inputs", "state")
+
+    def __init__(self, inputs: list[Tensor]) -> None:
+        self.inputs = inputs
+        self.flat: list[Any] | None = None
+        self.state: Tensor | None = None
+
+
+class Piece:
+    """One autograd node of a region.
+
+    tangents: its own among the region's. primals: the inputs that get gradients. results: places of what it returns.
+    kept: the inputs that it saves. saved: places of its saved values among the region's. rest: the other inputs.
+    """
+
+    def __init__(self, program: TrainingProgram, tangents: tuple[int, ...], primals: tuple[int, ...]) -> None:
+        self.program, self.tangents, self.primals = program, tangents, primals
+        self.results = tuple([program.differentiable[k] for k in tangents])
+        nodes = list(program.backward.module.graph.nodes)
+        outputs: Any = nodes[-1].args[0]
+        needed = ancestors([outputs[program.grads[k]] for k in primals])
+        held = [k for k, n in enumerate(nodes[: len(program.kept) + len(program.saved)]) if n in needed]
+        self.held = held if len(program.differentiable) > len(tangents) else [*range(len(program.kept) + len(program.saved))]
+        self.kept = tuple([program.kept[k] for k in self.held if k < len(program.kept)])
+        self.saved = tuple([program.results + k - len(program.kept) for k in self.held if k >= len(program.kept)])
+        self.rest = tuple([k for k in range(len(program.grads)) if k not in {*self.kept}])
+        self.layouts: list[Spec] = [program.layouts[k] for k in tangents]
+        self.meetings = tuple([program.meetings[k] for k in tangents])
+        self.reading = functools.reduce(operator.or_, self.meetings, 0)
+        self._parts: dict[tuple[bool, ...], tuple[Any, list[int | None], list[bool]]] = {}
+
+    def backward_for(self, present: tuple[bool, ...]) -> tuple[Any, list[int | None], list[bool]]:
+        """For a pattern of the node's tangents how to run backward, where each primal's gradient is among its results, and
+        which of the kept and saved values it reads."""
+        found = self._parts.get(present)
+        if found is None:
+            there = {k for k, given in zip(self.tangents, present, strict=True) if given}
+            run, grads, reads = self.program.backward_for(tuple([k in there for k in range(len(self.program.differentiable))]))
+            found = self._parts[present] = run, [grads[k] for k in self.primals], [reads[k] for k in self.held]
+        return found
 
 
 def on_torch(graph: fx.GraphModule, samples: Sequence[Tensor]) -> TrainingProgram | None:
@@ -189,38 +240,39 @@ class Step(torch.autograd.Function):
     """The one function; what it computes comes as its first argument."""
 
     @staticmethod
-    def forward(ctx: Any, program: TrainingProgram, run: Run, results: list[Any], *inputs: Tensor) -> tuple[Tensor, ...]:
-        if program.random:
-            ctx.state = torch.get_rng_state()
-        flat = run(*inputs)
-        n = program.results
-        results += flat[:n]
-        for k in program.differentiable:
-            if results[k]._is_view():  # else torch forbids later in-place writes to it
-                results[k] = results[k].detach()
+    def forward(ctx: Any, piece: Piece, run: Run, call: Call, *edges: Tensor) -> tuple[Tensor, ...]:
+        program, inputs = piece.program, call.inputs
+        if call.flat is None:
+            if program.random:
+                call.state = torch.get_rng_state()
+            call.flat = list(run(*inputs))
+        flat = call.flat
+        for k in piece.results:
+            if flat[k]._is_view():  # else torch forbids later in-place writes to it
+                flat[k] = flat[k].detach()
         ctx.set_materialize_grads(False)
-        kept = [*[inputs[k] for k in program.kept], *flat[n:]]
-        ctx.program, ctx.versions = program, None
-        if len(program.differentiable) > 1:
+        kept = [*[inputs[k] for k in piece.kept], *[flat[k] for k in piece.saved]]
+        ctx.piece, ctx.versions, ctx.state = piece, None, call.state
+        if len(piece.results) > 1:
             ctx.versions = [t._version for t in kept]
-            made = {id(results[k]) for k in program.differentiable}
+            made = {id(flat[k]) for k in piece.results}
             kept = [t.detach() if id(t) in made else t for t in kept]  # a saved output's `data` would count anew
         ctx.save_for_backward(*kept)
-        ctx.others = [(inputs[k], inputs[k]._version) for k in program.rest]
-        return tuple([results[k] for k in program.differentiable])
+        ctx.others = [(inputs[k], inputs[k]._version) for k in piece.rest]
+        return tuple([flat[k] for k in piece.results])
 
     @staticmethod
     def backward(ctx: Any, *tangents: Tensor | None) -> Any:
-        program: TrainingProgram = ctx.program
+        piece: Piece = ctx.piece
         if torch.is_grad_enabled() or any(t is not None and _is_batched(t) for t in tangents):
-            return *_NO_GRADS, *_again(ctx, program, tangents)
+            return *_NO_GRADS, *_again(ctx, piece, tangents)
         present = tuple([t is not None for t in tangents])
-        run, grads, reads = program.backward_for(present)
+        run, grads, reads = piece.backward_for(present)
         values = _saved(ctx, present, reads)
         if not torch._C._autograd._get_current_graph_task_keep_graph():
             _spend(ctx, present, values)
         values = [v for v, read in zip(values, reads, strict=True) if read]
-        values += [_laid(t, spec) for t, spec in zip(tangents, program.layouts, strict=True) if t is not None]
+        values += [_laid(t, spec) for t, spec in zip(tangents, piece.layouts, strict=True) if t is not None]
         found = run.call(values) if getattr(run, "consumes", False) else run(*values)
         return *_NO_GRADS, *[None if k is None else found[k] for k in grads]
 
@@ -242,7 +294,7 @@ def _saved(ctx: Any, present: tuple[bool, ...], reads: Iterable[bool]) -> list[A
             if ctx.versions is None or "inplace" not in str(error):
                 raise
             left = [(t.data, version) for t, version in zip(ctx._raw_saved_tensors, ctx.versions, strict=True)]
-    elif any(there and ctx.spent >> k & 1 for k, there in enumerate(present)):
+    elif any(there and ctx.spent >> k & 1 for k, there in zip(ctx.piece.tangents, present, strict=True)):
         raise RuntimeError(f"Trying to backward through the graph a second time {_FREED}")
     if any(read and t._version != version for (t, version), read in zip(left, reads)):
         raise RuntimeError(_MODIFIED)
@@ -252,10 +304,10 @@ def _saved(ctx: Any, present: tuple[bool, ...], reads: Iterable[bool]) -> list[A
 def _spend(ctx: Any, present: tuple[bool, ...], values: list[Any]) -> None:
     """Frees what was saved where no result is left that shares nothing with those that had their backward; before that,
     autograd itself would."""
-    program, spent = ctx.program, getattr(ctx, "spent", 0)
-    for bits in itertools.compress(program.meetings, present):
+    piece, spent = ctx.piece, getattr(ctx, "spent", 0)
+    for bits in itertools.compress(piece.meetings, present):
         spent |= bits
-    if spent != program.reading or not spent:
+    if spent != piece.reading or not spent:
         versions = ctx.versions or [t._version for t in values]
         ctx.spent, ctx.left = spent, [*zip(values, versions, strict=True)]
         return
@@ -274,17 +326,18 @@ def _laid(t: Tensor, spec: Spec) -> Tensor:
     return torch.empty_strided(spec.size, spec.stride, dtype=spec.dtype, device=spec.device).copy_(t)
 
 
-def _again(ctx: Any, program: TrainingProgram, tangents: Sequence[Tensor | None]) -> list[Tensor | None]:
+def _again(ctx: Any, piece: Piece, tangents: Sequence[Tensor | None]) -> Sequence[Tensor | None]:
     """The gradients by autograd through the captured graph, which runs a second time, under the modes of the first."""
+    program = piece.program
     if program.writes:
         raise RuntimeError("create_graph=True through a compiled region that writes its inputs: differentiate twice outside of tp.compile")
     create_graph, outside = torch.is_grad_enabled(), ambient.ambient()
     if ctx.others is None:
         raise RuntimeError(f"Trying to backward through the graph a second time {_FREED}")
     inputs: list[Any] = [None] * len(program.grads)
-    for k, t in zip(program.kept, _saved(ctx, tuple([t is not None for t in tangents]), itertools.repeat(True))):
+    for k, t in zip(piece.kept, _saved(ctx, tuple([t is not None for t in tangents]), itertools.repeat(True))):
         inputs[k] = t
-    for k, (t, version) in zip(program.rest, ctx.others, strict=True):
+    for k, (t, version) in zip(piece.rest, ctx.others, strict=True):
         if t._version != version:
             raise RuntimeError(_MODIFIED)
         inputs[k] = t
@@ -301,7 +354,6 @@ def _again(ctx: Any, program: TrainingProgram, tangents: Sequence[Tensor | None]
         if now is not None:
             torch.set_rng_state(now)
     roots = of_leaves(leaves, program.taken)
-    pairs = [(roots[k], t) for k, t in zip(program.differentiable, tangents, strict=True) if t is not None]
-    wanted = [t for t in aliases if t.requires_grad]
-    found = iter(torch.autograd.grad([r for r, _ in pairs], wanted, [t for _, t in pairs], create_graph=create_graph, allow_unused=True))
-    return [next(found) if t.requires_grad else None for t in aliases]
+    pairs = [(roots[k], t) for k, t in zip(piece.results, tangents, strict=True) if t is not None]
+    wanted = [aliases[k] for k in piece.primals]
+    return torch.autograd.grad([r for r, _ in pairs], wanted, [t for _, t in pairs], create_graph=create_graph, allow_unused=True)

@@ -8,6 +8,7 @@ only where one operator takes both a present and an absent gradient and is no su
 
 from __future__ import annotations
 
+import functools
 import operator
 from collections.abc import Iterable
 from typing import Any
@@ -23,6 +24,7 @@ from .retrace import sweep
 
 aten = torch.ops.aten
 Places = tuple[int | None, ...]
+MOST = 16  # autograd nodes of a region, each with a backward part of its own; where there would be more there is one
 
 
 def restrict(backward: OpGraph, grads: Places, present: tuple[bool, ...]) -> tuple[OpGraph, Places, tuple[bool, ...]]:
@@ -86,6 +88,26 @@ def meetings(backward: OpGraph, count: int) -> tuple[int, ...]:
         for k in range(count):
             found[k] |= together if together >> k & 1 else 0
     return tuple(found)
+
+
+def groups(backward: OpGraph, grads: Places, count: int) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
+    """Tangents that reach a primal in common, and the primals that they reach: what one autograd node is for."""
+    nodes = list(backward.module.graph.nodes)
+    outputs: Any = nodes.pop().args[0]
+    given = [n for n in nodes if n.op == "placeholder"]
+    needs: dict[Any, int] = {n: 1 << k for k, n in enumerate(given[len(given) - count :])}
+    for node in nodes:
+        if bits := functools.reduce(operator.or_, [needs.get(a, 0) for a in node.all_input_nodes], 0):
+            needs[node] = bits
+    reach = {k: needs.get(outputs[place], 0) or 1 for k, place in enumerate(grads) if place is not None}
+    found: list[int] = []
+    for bits in (*reach.values(), *[1 << k for k in range(count)]):
+        joined = [b for b in found if b & bits]
+        found = [b for b in found if not b & bits] + [functools.reduce(operator.or_, joined, bits)]
+    found.sort(key=lambda bits: bits & -bits)
+    if len(found) > MOST:
+        found = [(1 << count) - 1]
+    return [(tuple(k for k in range(count) if bits >> k & 1), tuple(k for k, b in reach.items() if b & bits)) for bits in found]
 
 
 def _sum_of_one(node: fx.Node, absent: Iterable[fx.Node]) -> fx.Node | None:
