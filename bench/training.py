@@ -16,6 +16,7 @@ import argparse
 import copy
 import ctypes
 import gc
+import hashlib
 import json
 import os
 import statistics
@@ -26,12 +27,14 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
 
 import tensorplay as tp
 from tensorplay.compiled import compiled_of
+from tensorplay.native import built
 
 from .clock import machine, table
 from .zoo import make, tensors
@@ -198,61 +201,30 @@ def stepper(model: torch.nn.Module, which: str, inputs: dict) -> Callable[[], No
 
 @contextmanager
 def stubs() -> Iterator[None]:
-    """Matrix products, convolutions and attention give memory of the right shape, and compute nothing."""
-
-    def like(a: torch.Tensor, *sizes: int) -> torch.Tensor:
-        return torch.empty(sizes, dtype=a.dtype)
-
-    def layout(x: torch.Tensor, w: torch.Tensor) -> torch.memory_format:
-        last = any(t.is_contiguous(memory_format=torch.channels_last) and not t.is_contiguous() for t in (x, w))
-        return torch.channels_last if last else torch.contiguous_format
-
-    def convolved(x: torch.Tensor, w: torch.Tensor, b: Any, *rest: Any) -> torch.Tensor:
-        made = meta(torch.ops.aten.convolution.default, x, w, b, *rest)
-        return torch.empty(made.shape, dtype=x.dtype, memory_format=layout(x, w))
-
-    def gradients(g: torch.Tensor, x: torch.Tensor, w: torch.Tensor, biases: Any, *rest: Any) -> tuple:
-        mask = rest[-1]
-        return (
-            torch.empty_like(x, memory_format=layout(x, w)) if mask[0] else None,
-            torch.empty_like(w, memory_format=layout(x, w)) if mask[1] else None,
-            like(g, w.shape[0]) if mask[2] else None,
-        )  # fmt: skip
-
-    def heads(q: torch.Tensor) -> torch.Tensor:
-        return torch.empty(q.shape[0], q.shape[2], q.shape[1], q.shape[3], dtype=q.dtype).transpose(1, 2)
-
-    def attended(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *rest: Any, **options: Any) -> tuple:
-        return heads(q), torch.empty(q.shape[0], q.shape[2], q.shape[1]).transpose(1, 2)
-
-    def attention_gradients(g: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *rest: Any, **options: Any) -> tuple:
-        return heads(q), heads(k), heads(v)
-
-    table = {
-        "mm": lambda a, b: like(a, a.shape[0], b.shape[1]),
-        "mm.out": lambda a, b, *, out: out,
-        "bmm": lambda a, b: like(a, a.shape[0], a.shape[1], b.shape[2]),
-        "bmm.out": lambda a, b, *, out: out,
-        "addmm": lambda c, a, b, *, beta=1, alpha=1: like(a, a.shape[0], b.shape[1]),
-        "addmm.out": lambda c, a, b, *, beta=1, alpha=1, out: out,
-        "baddbmm": lambda c, a, b, *, beta=1, alpha=1: like(a, a.shape[0], a.shape[1], b.shape[2]),
-        "baddbmm.out": lambda c, a, b, *, beta=1, alpha=1, out: out,
-        "convolution": convolved,
-        "convolution_backward": gradients,
-        "_scaled_dot_product_flash_attention_for_cpu": attended,
-        "_scaled_dot_product_flash_attention_for_cpu_backward": attention_gradients,
-    }
-    library = torch.library.Library("aten", "IMPL")
-    for operator, stub in table.items():
-        library.impl(operator, stub, "CPU")
+    """Matrix products, convolutions and attention give memory of the right shape, and compute nothing (stubs.cpp)."""
+    library = ctypes.CDLL(str(stub_library()))
+    library.install()
     try:
         yield
     finally:
-        library._destroy()
+        library.uninstall()
 
 
-def meta(operator: Any, *args: Any) -> torch.Tensor:
-    return operator(*[a.to("meta") if isinstance(a, torch.Tensor) else a for a in args])
+def stub_library() -> Path:
+    """The stubs, compiled against this torch into the cache folder."""
+    source, root = Path(__file__).with_name("stubs.cpp"), Path(torch.__file__).parent
+    tag = hashlib.sha256(source.read_bytes() + torch.__version__.encode()).hexdigest()[:16]
+    target = built().with_name(f"stubs-{tag}.so")
+    if not target.exists():
+        target.parent.mkdir(parents=True, exist_ok=True)
+        made = target.with_suffix(f".{os.getpid()}")
+        abi = f"-D_GLIBCXX_USE_CXX11_ABI={int(torch._C._GLIBCXX_USE_CXX11_ABI)}"
+        include = [f"-I{root}/include", f"-I{root}/include/torch/csrc/api/include"]
+        link = [f"-L{root}/lib", "-ltorch_cpu", "-lc10"]
+        compiler = os.environ.get("CXX", "g++")
+        subprocess.run([compiler, "-O1", "-std=c++20", "-shared", "-fPIC", abi, *include, str(source), "-o", str(made), *link], check=True)
+        os.replace(made, target)
+    return target
 
 
 CHILD = """

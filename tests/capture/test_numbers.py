@@ -496,3 +496,30 @@ def test_a_gate_on_a_negative_zero_keeps_its_sign():
     x = torch.tensor([math.nan, 1.0])
     for v in (0.0, -0.0, 0.0):
         assert torch.equal(cf(x, torch.tensor(v)).signbit(), torch.nan_to_num(x, v).signbit())
+
+
+def test_numbers_that_may_raise_keep_their_order():
+    def scaled(x, s, i):
+        z = x * s.item()
+        n, c = z.norm().item() / 2, s.item() / 3
+        return z * n * c
+
+    def between(x, s, i):
+        a, k = s.item() / 2, 5 // i.item()
+        y = torch.dropout(x * a, 0.5, True)
+        b, m = s.item() / 3, 7 % i.item()
+        return (y * b + k * m) * (s.item() / 4) * s.item() ** 0.5
+
+    for f in (scaled, between):
+        cf = tp.compile(f, strict_native=True)
+        for s, i in ((0.2, 2), (0.3, 3), (0.4, 4), (0.5, 5)):
+            args = (torch.ones(6), torch.tensor(s), torch.tensor(i))
+            torch.manual_seed(0)
+            want = f(*args), torch.rand(1)
+            torch.manual_seed(0)
+            assert all(map(torch.equal, (cf(*args), torch.rand(1)), want))
+    for g in (between, cf):
+        torch.manual_seed(0)
+        with pytest.raises(ZeroDivisionError, match="integer division or modulo by zero"):
+            g(torch.ones(6), torch.tensor(0.5), torch.tensor(0))
+        assert torch.equal(torch.rand(1), torch.rand(1, generator=torch.Generator().manual_seed(0)))  # nothing was drawn

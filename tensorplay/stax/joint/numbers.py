@@ -97,12 +97,12 @@ def _reads(x: Expression) -> list[Expression]:
 
 def gather(graph: fx.Graph) -> None:
     """All numbers that need none of each other are computed in one step: the graph is sorted anew for that."""
-    depth: dict[fx.Node, int] = {}
     groups: dict[tuple[int, torch.dtype], list[fx.Node]] = {}
-    for node in graph.nodes:
-        depth[node] = max((depth[a] for a in node.all_input_nodes), default=0) + (node.target is NUMBERS)
+    for node, depth in _depths(graph).items():
         if node.target is NUMBERS:
-            groups.setdefault((depth[node], node.args[2]), []).append(node)
+            groups.setdefault((depth, node.args[2]), []).append(node)
+    merged: dict[fx.Node, fx.Node] = {}
+    order = [n for n in graph.nodes if n.meta.get("ordered")]
     for (_, dtype), nodes in groups.items():
         slots: dict[fx.Node, int] = {}
         names: dict[Expression, str] = {}
@@ -114,12 +114,30 @@ def gather(graph: fx.Graph) -> None:
         with graph.inserting_before(nodes[-1]):
             made = graph.create_node("call_function", NUMBERS, (written(wanted, names), list(slots), dtype, limits), name="numbers")
         made.meta.update(nodes[-1].meta, spec=Spec((len(nodes),), (1,), dtype, torch.device("cpu")))
+        made.meta["ordered"] = any(node.meta.get("ordered") for node in nodes)
         for k, node in enumerate(nodes):
+            merged[node] = made
             for user in list(node.users):
                 user.args = (made, k)
             graph.erase_node(node)
     if groups:
-        _sort(graph)
+        _sort(graph, list(dict.fromkeys([merged.get(n, n) for n in order])))
+
+
+def _depths(graph: fx.Graph) -> dict[fx.Node, int]:
+    """For each node how many steps that compute numbers it stands behind, by what it reads and by the order that ordered
+    nodes keep. Numbers of one depth and dtype need none of each other, and no ordered node stands between those."""
+    depth: dict[fx.Node, int] = {}
+    last: fx.Node | None = None  # among the ordered nodes
+    for node in graph.nodes:
+        number = node.target is NUMBERS
+        depth[node] = max((depth[a] for a in node.all_input_nodes), default=0) + number
+        if node.meta.get("ordered"):
+            if last is not None:
+                apart = number and (last.target is not NUMBERS or last.args[2] is not node.args[2])
+                depth[node] = max(depth[node], depth[last] + apart)
+            last = node
+    return depth
 
 
 def _limit(user: fx.Node) -> float:
@@ -128,25 +146,29 @@ def _limit(user: fx.Node) -> float:
     return most(spec.dtype) if isinstance(spec, Spec) and spec.dtype is not torch.bool else math.inf
 
 
-def _sort(graph: fx.Graph) -> None:
-    """Every node behind what it reads, else in the order that there was; ordered nodes keep theirs."""
-    nodes = list(graph.nodes)
-    ordered = [n for n in nodes if n.meta.get("ordered")]
-    before = dict(zip(ordered[1:], ordered))
+def _sort(graph: fx.Graph, order: list[fx.Node]) -> None:
+    """Every node behind what it reads, those of `order` in that order, else in the order that there was."""
+    before = dict(zip(order[1:], order))
     placed: set[fx.Node] = set()
-    for start in nodes:
+    waiting: set[fx.Node] = set()
+    for start in list(graph.nodes):
         stack = [start]
         while stack:
             node = stack[-1]
+            if node in placed:
+                stack.pop()
+                continue
             needed = [*node.all_input_nodes, *([before[node]] if node in before else [])]
-            missing = [n for n in needed if n not in placed] if node not in placed else []
+            missing = [n for n in needed if n not in placed]
+            if missing and node in waiting:
+                raise UnsupportedError(f"numbers that need each other, at {node.meta.get('line', node.name)}")
+            waiting.add(node)
             stack += missing
             if not missing:
                 stack.pop()
-                if node not in placed:
-                    placed.add(node)
-                    if node.op not in ("placeholder", "output"):
-                        graph.output_node().prepend(node)
+                placed.add(node)
+                if node.op not in ("placeholder", "output"):
+                    graph.output_node().prepend(node)
     graph.lint()
 
 
