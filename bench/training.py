@@ -201,12 +201,17 @@ def stepper(model: torch.nn.Module, which: str, inputs: dict) -> Callable[[], No
 
 @contextmanager
 def stubs() -> Iterator[None]:
-    """Matrix products, convolutions and attention give memory of the right shape, and compute nothing (stubs.cpp)."""
+    """Matrix products, convolutions and attention give memory of the right shape, and compute nothing (stubs.cpp).
+
+    What lies in that memory may be denormal, which some processors compute with a hundred times as slowly: they count as 0.
+    """
     library = ctypes.CDLL(str(stub_library()))
     library.install()
+    torch.set_flush_denormal(True)
     try:
         yield
     finally:
+        torch.set_flush_denormal(False)
         library.uninstall()
 
 

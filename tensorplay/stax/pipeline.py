@@ -56,7 +56,7 @@ def whole(graph: fx.GraphModule, samples: Sequence[torch.Tensor], options: dict[
     """The program of a graph every operator of which has a place in it."""
     target = detect(options.get("cpu_isa"))
     clock = Clock()
-    ops = None
+    ops, apart = None, frozenset[int]()
     if has_tape(graph):
         from .joint.tape import taped
 
@@ -67,9 +67,10 @@ def whole(graph: fx.GraphModule, samples: Sequence[torch.Tensor], options: dict[
         joint = clock("differentiate", differentiate(graph, samples))
         if joint.tangents:
             return train(graph, joint, target, clock, options)
+        apart = frozenset(k for k, leaf in enumerate(joint.leaves) if not leaf.grad)
     if ops is None:
         ops = clock("retrace", retrace(graph, samples))
-    return finish(prepare(ops, target, clock), target, clock, graph)
+    return finish(prepare(ops, target, clock), target, clock, graph, apart=apart)
 
 
 def train(graph: fx.GraphModule, joint: Joint, target: Target, clock: Clock, options: dict[str, Any]) -> TrainingProgram:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import gc
 import itertools
@@ -624,3 +625,90 @@ def test_detached_views_of_inputs_require_no_grad() -> None:
     assert all(map(torch.equal, want, got))
     got[1].add_(1)
     assert w[0] == 1
+
+
+class Reversed(torch.autograd.Function):
+    """`how` makes the result, whose gradient is three times the tangent, or none."""
+
+    @staticmethod
+    def forward(ctx, x, how, none=False):
+        ctx.none, ctx.shape = none, x.shape
+        return how(x)
+
+    @staticmethod
+    def backward(ctx, g):
+        return None if ctx.none else 3 * g.reshape(ctx.shape), None, None
+
+
+def without_grad(x):
+    with torch.no_grad():
+        return x.view(6)
+
+
+def itself(x):
+    return x
+
+
+VIEWING = {
+    "function": lambda x: Reversed.apply(x, lambda x: x.view_as(x)), "input": lambda x: (x, Reversed.apply(x, itself)),
+    "other": lambda x: Reversed.apply(x.sin(), itself), "pair": lambda x: (h := x.sin(), Reversed.apply(h, lambda x: x.view(6))),
+    "viewed": lambda x: Reversed.apply(x, itself).view(6), "inside": lambda x: Reversed.apply(x, itself).cos() * 2,
+    "none": lambda x: Reversed.apply(x, lambda x: x * 2, True), "nones": lambda x: (Reversed.apply(x, lambda x: x * 2, True), x * 3),
+    "no_grad": without_grad, "again": lambda x: (without_grad(x)[:], x * 1), "cut": lambda x: without_grad(x) * 2,
+    "transposed": lambda x: x.detach().t(), "row": lambda x: x.detach()[0], "data": lambda x: x.data.t(), "rows": lambda x: x.detach().unbind(0),
+    "part": lambda x: x.detach().view(-1)[1:3], "both": lambda x: (x.t(), x.detach().t(), x.view(6)[1:]), "more": lambda x: (x.detach().t(), x.t(), x * 2),
+    "written": lambda x: (h := x.sin(), h[0].mul_(2), h.t()), "chunks": lambda x: x.sin().chunk(3, 1),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", list(VIEWING))
+def test_results_that_view_take_gradients_eagers_way(name):
+    def steps(g, x):
+        made = g(x)
+        made = made if isinstance(made, (tuple, list)) else (made,)
+        facts = [(t.requires_grad, t.shape, t.stride(), t.data_ptr() == x.data_ptr()) for t in made]
+        wanted = [(k + 2) * t.sum() for k, t in enumerate(made) if t.requires_grad]
+        if wanted:
+            with contextlib.suppress(RuntimeError):  # "does not require grad"
+                sum(wanted).backward()
+        return facts, [x.grad, *[t.detach().clone() for t in made]]
+
+    f, x = VIEWING[name], leaf(2, 3)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", tp.FallbackWarning)
+        cf = tp.compile(f)
+        (facts, got), (expected, want) = steps(cf, *fresh(x)), steps(f, *fresh(x))
+    assert facts == expected and near(got, want, 1e-6)
+    native = compiled_of(cf).versions[-1].fallback is None
+    assert native == (name not in ("function", "input", "pair", "viewed", "none", "nones", "no_grad", "again", "cut"))
+
+
+@pytest.mark.parametrize("dim", [None, 0, 1])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_gradients_of_products_are_quotients_where_eagers_are(dim, dtype):
+    inf, nan = torch.inf, torch.nan
+
+    def f(x):
+        return x.prod() if dim is None else x.prod(dim)
+
+    cf = comp(f)
+    rows = ([1.5, -2, 3], [-inf, 1, 2], [1e-30, 1e-30, 2], [nan, 1, 2], [0, 1, 2], [inf, 0, 2], [0, 0, 3], [inf, 0, 0])
+    for a, b in itertools.combinations_with_replacement(rows, 2):
+        for x in (torch.tensor([a, b], dtype=dtype), torch.tensor([a, b], dtype=dtype).t()):
+            want, got = (gradients(g, [x.requires_grad_()]) for g in (f, cf))
+            assert near(got[:2], want[:2], 1e-6)
+
+
+def test_one_hot():
+    def quantize(x, e):
+        k = F.one_hot((x[:, None] - e).pow(2).sum(-1).argmin(-1), e.shape[0])
+        q = k.to(x.dtype) @ e
+        return x + (q - x).detach(), (q - x.detach()).pow(2).mean(), k
+
+    same(quantize, leaf(5, 4), leaf(7, 4))
+    cf = comp(lambda i: F.one_hot(i, 3))
+    for i in (torch.tensor([0, 2, 1]), torch.tensor(2), torch.zeros(0, dtype=torch.int64), torch.randint(0, 3, (2, 5)).t()):
+        assert eq([cf(i)], [F.one_hot(i, 3)])
+    for wrong, text in (([0, 3], "smaller than num_classes"), ([-1, 0], "non-negative")):
+        with pytest.raises(RuntimeError, match=text):
+            cf(torch.tensor(wrong))

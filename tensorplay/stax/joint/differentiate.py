@@ -283,7 +283,24 @@ def _leaf(x: Any, node: Any, bases: list[Tensor], nodes: Sequence[fx.Node], inpu
         whole = (inputs if source[0] == "input" else bases)[source[1]]
         if x.requires_grad and not (whole.requires_grad or whole.is_leaf):
             raise UnsupportedError("a result that requires grad and shares memory with one that does not")
+        if x.requires_grad and not _only_views(x, whole):
+            raise UnsupportedError(
+                "returns a view whose gradient goes another way than through views: of an autograd.Function, or made without grad mode"
+            )
         return Leaf(source, tuple(reversed(links)), True, x.requires_grad)
+
+
+def _only_views(x: Tensor, whole: Tensor) -> bool:
+    """Whether autograd leads from a tensor to the one that it views through operators alone that make views."""
+    node: Any = x.grad_fn
+    end: Any = whole.grad_fn
+    while node is not None and node is not end:
+        if getattr(node, "variable", None) is whole:
+            return True
+        if isinstance(node, torch.autograd.function.BackwardCFunction) or len(node.next_functions) != 1:
+            return False
+        node = node.next_functions[0][0]
+    return node is not None
 
 
 def _tag(graph: fx.Graph, results: int, before: set[fx.Node]) -> None:

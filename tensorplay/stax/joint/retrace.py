@@ -22,6 +22,7 @@ from ...errors import TensorPlayError, UnsupportedError
 from ...source import Sourced
 from ..loops.nodes import Spec
 from .functional import functionalize
+from .functions import FUNCTIONS
 from .numbers import Numbers, compare, gather, has_numbers
 from .opgraph import OpGraph, runnable
 from .recorder import Recorder, WritesCaller, _storage
@@ -188,7 +189,8 @@ class Run:
         _check_reads(getattr(target, "__name__", ""), args)
         try:
             with self.recorder:
-                return target(*args, **kwargs)
+                found = FUNCTIONS[target](*args, **kwargs) if target in FUNCTIONS else NotImplemented
+                return target(*args, **kwargs) if found is NotImplemented else found
         except (TensorPlayError, WritesCaller):
             raise
         except Exception as error:

@@ -104,6 +104,8 @@ def groups(backward: OpGraph, grads: Places, count: int) -> list[tuple[tuple[int
     for bits in (*reach.values(), *[1 << k for k in range(count)]):
         joined = [b for b in found if b & bits]
         found = [b for b in found if not b & bits] + [functools.reduce(operator.or_, joined, bits)]
+    if any(not any(b & bits for b in reach.values()) for bits in found):
+        raise UnsupportedError("a result that requires grad though no gradient of it reaches an input")
     found.sort(key=lambda bits: bits & -bits)
     if len(found) > MOST:
         found = [(1 << count) - 1]

@@ -46,10 +46,11 @@ below = torch._C._ExcludeDispatchKeyGuard
 
 @dataclass(frozen=True)
 class View:
-    """A tensor on the memory of another: which node makes it, and by what beside its layout ('.detach()', '.data')."""
+    """A tensor on the memory of another: which node makes it, by what beside its layout ('.detach()', '.data'), of what."""
 
     node: str
     form: str = ""
+    of: str = ""
 
 
 @dataclass(frozen=True)
@@ -205,7 +206,7 @@ class Emit:
         if self.whole(ref) and made.form:
             return f"{name}{made.form}"
         offset = f"{name}.storage_offset()" + (f" + {ref.offset}" if ref.offset else "")
-        return f"{name}.as_strided({ref.size}, {ref.stride}, {offset}){made.form}"
+        return f"{name}{made.of}.as_strided({ref.size}, {ref.stride}, {offset}){made.form}"
 
     def taken_view(self, name: str, ref: Ref) -> str:
         """A view that only a library operator sees."""

@@ -38,7 +38,8 @@ class Program:
     A plan that stands alone (one kernel under verification) has neither graph nor operators; its results are flat.
     otherwise: answers for a failed check in place of the graph. consumes: `call` and `trusted` take one list of
     inputs, which they empty, so that each input can be freed behind its last use; a failed check is an error then.
-    keep: bytes of intermediates that may stay allocated between calls.
+    keep: bytes of intermediates that may stay allocated between calls. apart: the outputs that require no grad, though
+    inputs that they view may.
     """
 
     def __init__(
@@ -53,6 +54,7 @@ class Program:
         otherwise: Callable[[CheckFailed, tuple], Any] | None = None,
         consumes: bool = False,
         keep: int = KEEP,
+        apart: frozenset[int] = frozenset(),
     ) -> None:
         self.graph = graph
         self.ops = ops
@@ -63,7 +65,7 @@ class Program:
         self.seconds = {} if seconds is None else seconds
         self.consumes = consumes
         answer = otherwise or retry(graph, source)
-        made = host(plan, source, artifact, answer, structure(graph, loops), views(graph, ops), consumes, keep)
+        made = host(plan, source, artifact, answer, structure(graph, loops), views(graph, ops, apart), consumes, keep)
         self.host: str = made.text
         self.arena: Arena = made.arena
         self.call: Callable[..., Any] = made.call
@@ -162,7 +164,7 @@ def structure(graph: fx.GraphModule | None, loops: Loops) -> str | Callable[[lis
 FORMS = {"detach": ".detach()", "data": ".data", "alias": "", "getitem": ""}
 
 
-def views(graph: fx.GraphModule | None, ops: OpGraph | None) -> dict[int, View]:
+def views(graph: fx.GraphModule | None, ops: OpGraph | None, apart: frozenset[int] = frozenset()) -> dict[int, View]:
     """The outputs that eager makes by a view: new tensors even where they equal an input or another output."""
     if ops is None or graph is None:
         return {}
@@ -177,7 +179,8 @@ def views(graph: fx.GraphModule | None, ops: OpGraph | None) -> dict[int, View]:
         if isinstance(target, torch._ops.OpOverload):
             returns = target._schema.returns
             if returns and returns[0].alias_info is not None and not returns[0].alias_info.is_write:
-                found[position] = View(leaf.name, FORMS.get(call, ""))
+                form = FORMS.get(call, "")
+                found[position] = View(leaf.name, form, ".detach()" if position in apart and not form else "")
                 continue
         if call in FORMS and (call != "getitem" or node.op == "placeholder" or _everything(leaf.args[1])):
             found[position] = View(leaf.name, FORMS[call])
