@@ -712,3 +712,14 @@ def test_one_hot():
     for wrong, text in (([0, 3], "smaller than num_classes"), ([-1, 0], "non-negative")):
         with pytest.raises(RuntimeError, match=text):
             cf(torch.tensor(wrong))
+
+
+@pytest.mark.parametrize("dim", [0, 1])
+def test_weight_norm(dim):
+    model = nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(6, 5), dim=dim), nn.Tanh())
+    ref, x = copy.deepcopy(model), leaf(4, 6)
+    cf = comp(model)
+    cf(x).square().sum().backward()
+    ref(x).square().sum().backward()
+    assert near([p.grad for p in model.parameters()], [p.grad for p in ref.parameters()], 1e-5)
+    assert not tp.explain(cf).fallbacks

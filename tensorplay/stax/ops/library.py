@@ -26,7 +26,7 @@ NAMES = """
     _upsample_nearest_exact3d upsample_linear1d upsample_bilinear2d upsample_trilinear3d upsample_bicubic2d
     _upsample_bilinear2d_aa _upsample_bicubic2d_aa grid_sampler_2d grid_sampler_3d _grid_sampler_2d_cpu_fallback
     mkldnn_rnn_layer _thnn_fused_lstm_cell _thnn_fused_gru_cell _cudnn_rnn
-    _embedding_bag _embedding_bag_forward_only _cdist_forward _pdist_forward _euclidean_dist _trilinear
+    _embedding_bag _embedding_bag_forward_only _cdist_forward _pdist_forward _euclidean_dist _trilinear _weight_norm_interface
     _fft_r2c _fft_c2r _fft_c2c _ctc_loss
     linalg_lu_factor_ex linalg_lu linalg_lu_solve linalg_solve_ex _linalg_solve_ex linalg_inv_ex linalg_cholesky_ex
     linalg_eigh _linalg_eigh linalg_eig linalg_eigvals _linalg_eigvals linalg_svd _linalg_svd _linalg_det _linalg_slogdet
@@ -71,7 +71,7 @@ BACKWARD = """
     reflection_pad1d_backward reflection_pad2d_backward reflection_pad3d_backward
     replication_pad1d_backward replication_pad2d_backward replication_pad3d_backward
     multi_margin_loss_backward multilabel_margin_loss_backward rrelu_with_noise_backward
-    _weight_norm_interface_backward masked_scatter_backward _segment_reduce_backward _embedding_bag_backward
+    batch_norm_backward _weight_norm_interface_backward masked_scatter_backward _segment_reduce_backward _embedding_bag_backward
 """
 
 # operators that draw random numbers: they run in order, and only where the graph has them
