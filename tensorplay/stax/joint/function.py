@@ -4,8 +4,8 @@ In: the joint graph, its parts, and what compiles a part.  Out: `TrainingProgram
 Always: values, gradients and their absence are eager's. Saved tensors go through torch's own version check and are
 freed by backward unless the graph is retained. A tangent that is absent stays absent: for each pattern of tangents
 there is a backward part of its own; results that reach no input in common are results of different autograd nodes, and
-an input that gets no gradient has no edge, so that autograd runs nothing that it would not run for eager. Where backward must itself be differentiated, the captured graph runs again on
-the same inputs under autograd. Nothing here refers to an autograd node, so no cycle keeps tensors alive.
+an input that gets no gradient has no edge, so that autograd runs nothing that it would not run for eager. Where
+backward must itself be differentiated, the captured graph runs again on the same inputs under autograd. Nothing here refers to an autograd node, so no cycle keeps tensors alive.
 """
 
 from __future__ import annotations
@@ -237,7 +237,7 @@ _ALIAS = _Alias
 
 
 class Step(torch.autograd.Function):
-    """The one function; what it computes comes as its first argument."""
+    """The one function; what it computes comes as its first argument. The first node of a call runs forward."""
 
     @staticmethod
     def forward(ctx: Any, piece: Piece, run: Run, call: Call, *edges: Tensor) -> tuple[Tensor, ...]:
@@ -253,10 +253,10 @@ class Step(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         kept = [*[inputs[k] for k in piece.kept], *[flat[k] for k in piece.saved]]
         ctx.piece, ctx.versions, ctx.state = piece, None, call.state
-        if len(piece.results) > 1:
+        if len(program.differentiable) > 1:
             ctx.versions = [t._version for t in kept]
-            made = {id(flat[k]) for k in piece.results}
-            kept = [t.detach() if id(t) in made else t for t in kept]  # a saved output's `data` would count anew
+            made = {id(flat[k]) for k in program.differentiable}  # a saved one would hold a node, its `data` count anew
+            kept = [t.detach() if id(t) in made else t for t in kept]
         ctx.save_for_backward(*kept)
         ctx.others = [(inputs[k], inputs[k]._version) for k in piece.rest]
         return tuple([flat[k] for k in piece.results])
