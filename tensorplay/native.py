@@ -26,7 +26,7 @@ import torch
 
 from . import config
 
-VERSION = 6  # of the interface between the two; another number is another build
+VERSION = 7  # of the interface between the two; another number is another build
 SOURCE = Path(__file__).with_name("csrc") / "native.c"
 FLAGS = ("is_neg", "is_conj", "is_inference", "has_names")  # what tells tensors of equal metadata apart
 # Functions of torch's stable ABI that read a tensor, in the order of csrc/tensor.h; the last, of C++, may be missing.

@@ -3,12 +3,14 @@
  * Steps before `is` read: v[dst] from v[src] and the object.  The others compare v[src] with the object; dst is a second
  * operand.  A step that reads a dictionary remembers what it found and the dictionary's version, where CPython counts
  * one (up to 3.12): while both are the same nothing has to be looked up. The dictionary was read just before from what
- * holds it, and an unchanged dictionary holds what it held, so what is remembered is alive and needs no reference.
+ * holds it, and an unchanged dictionary holds what it held, so what is remembered is alive and needs no reference. The
+ * same holds for attributes of classes, by the version of the class. Comparisons that follow such a step and are decided
+ * by which object it is need not be made again while it is the one that passed: nothing of it is touched.
  *
  * Always: what a check accepts, the Python key would accept; an error that is an Exception is a difference.
  */
 #define OPS(X)                                                                                                          \
-  X(argument) X(constant) X(item) X(attribute) X(cell) X(size) X(type) X(method) X(get) X(dict)                         \
+  X(argument) X(constant) X(item) X(attribute) X(field) X(cell) X(size) X(type) X(method) X(get) X(dict)                \
   X(keys) X(defined) X(result)                                                                                          \
   X(is) X(same) X(held) X(equal) X(tensor) X(module) X(names) X(members) X(absent) X(identical) X(outcome)
 #define ENUM(name) OP_##name,
@@ -21,12 +23,20 @@ typedef struct {
   uint64_t version;
 } Seen;
 
-static int remembers(int op) { return op == OP_names ? 4 : op == OP_module ? 2 : op == OP_item || op == OP_absent || op == OP_members; }
+static int remembers(int op) {
+  if (op == OP_names) return 4;
+  if (op == OP_module || op == OP_attribute || op == OP_field) return 2;
+  return op == OP_item || op == OP_absent || op == OP_members;
+}
+/* Comparisons with one object, which the object's identity decides: values that are compared never change. */
+static int decided(int op) { return op == OP_is || op == OP_same || op == OP_held; }
 
 typedef struct {
-  int op, dst, src;
-  PyObject *object; /* borrowed from `steps` */
-  Seen *seen;       /* of the dictionaries that the step reads */
+  int op, dst, src, owner; /* owner: of the dictionary that a field is read from */
+  int skip, wanted;        /* comparisons that follow with what the step reads; whether anything else reads it */
+  PyObject *passed;        /* what they held for last, compared by address with what is remembered */
+  PyObject *object;        /* borrowed from `steps` */
+  Seen *seen;              /* of the dictionaries that the step reads */
 } Step;
 
 #if PY_VERSION_HEX < 0x030D0000 && !defined(Py_LIMITED_API)
@@ -50,6 +60,35 @@ static PyObject *value_of(Seen *s, PyObject *dict, PyObject *key) {
   PyObject *found = PyDict_GetItemWithError(dict, key);
   if (found || !PyErr_Occurred()) remember(s, dict, found);
   return found;
+}
+
+/* Whether a class is the one that was seen, unchanged since, with all its bases. */
+static int same_class(const Seen *s, PyTypeObject *cls) {
+  return s->dict == (PyObject *)cls && cls->tp_version_tag && s->version == cls->tp_version_tag;
+}
+static void see_class(Seen *s, PyTypeObject *cls) { s->dict = (PyObject *)cls, s->version = cls->tp_version_tag; }
+
+/* An attribute of a class: what the class or a base holds, as it is. */
+static PyObject *class_attribute(Seen *s, PyTypeObject *cls, PyObject *name) {
+  PyObject *made = PyObject_GetAttr((PyObject *)cls, name);
+  s[0].dict = s[1].dict = NULL;
+  if (!made || Py_TYPE(cls)->tp_getattro != PyType_Type.tp_getattro || _PyType_Lookup(cls, name) != made) return made;
+  (void)_PyType_Lookup(Py_TYPE(cls), name); /* gives both a version */
+  see_class(s, cls), see_class(s + 1, Py_TYPE(cls));
+  s[0].found = made;
+  return made;
+}
+
+/* An attribute that stands in the owner's own dictionary, and that its class does not hide. */
+static PyObject *own_attribute(Seen *s, PyObject *owner, PyObject *dict, PyObject *name) {
+  PyObject *made = PyObject_GetAttr(owner, name), *held = made ? PyDict_GetItemWithError(dict, name) : NULL;
+  s[0].dict = s[1].dict = NULL;
+  if (!made || held != made || _PyType_Lookup(Py_TYPE(owner), s_getattribute) != plain_getattribute) {
+    if (made && PyErr_Occurred()) PyErr_Clear();
+    return made;
+  }
+  remember(s, dict, made), see_class(s + 1, Py_TYPE(owner));
+  return made;
 }
 
 /* What a container itself holds: the methods of a subclass may tell something else, and act. */
@@ -140,6 +179,27 @@ static Py_ssize_t leaves_of(PyObject *row, int depth) {
   return total;
 }
 
+/* Finds the comparisons that follow each step which reads, and whether anything else uses what it reads. */
+static int find_skips(Check *self) {
+  int *uses = PyMem_Calloc((size_t)self->slots + 1, sizeof *uses);
+  if (!uses) return 0;
+  for (Py_ssize_t k = 0; k < self->count; k++) {
+    const Step *s = self->table + k;
+    if (s->src >= 0) uses[s->src]++;
+    if (s->op >= OP_is && s->dst >= 0) uses[s->dst]++;
+    if (s->owner >= 0) uses[s->owner]++;
+  }
+  for (Py_ssize_t k = 0; k < self->inputs; k++) uses[self->reads[k]]++;
+  for (Py_ssize_t k = 0; k < self->count; k++) {
+    Step *s = self->table + k;
+    if (s->op != OP_item && s->op != OP_attribute && s->op != OP_field) continue;
+    while (k + 1 + s->skip < self->count && decided(s[1 + s->skip].op) && s[1 + s->skip].src == s->dst) s->skip++;
+    s->wanted = uses[s->dst] > s->skip;
+  }
+  PyMem_Free(uses);
+  return 1;
+}
+
 /* Check(expected, arguments, keywords, steps, slots, inputs, gated, run, result) */
 static PyObject *check_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
   PyObject *expected, *arguments, *keywords, *steps, *inputs, *run, *result;
@@ -167,9 +227,12 @@ static PyObject *check_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     Step *s = self->table + k;
     const char *name;
     Py_ssize_t dst, src;
-    if (!PyArg_ParseTuple(PyTuple_GET_ITEM(steps, k), "snnO", &name, &dst, &src, &s->object)) break;
+    Py_ssize_t owner = -1;
+    if (!PyArg_ParseTuple(PyTuple_GET_ITEM(steps, k), "snnO|n", &name, &dst, &src, &s->object, &owner)) break;
     for (s->op = 0; s->op < OP_count && strcmp(op_names[s->op], name); s->op++);
-    wrong = s->op == OP_count || dst < -1 || dst >= slots || src < -1 || src >= slots;
+    wrong = s->op == OP_count || dst < -1 || dst >= slots || src < -1 || src >= slots || owner < -1 || owner >= slots;
+    wrong |= (s->op == OP_field) != (owner >= 0);
+    s->owner = (int)owner;
     if (s->op == OP_argument) wrong |= !PyLong_Check(s->object) || (size_t)PyLong_AsSsize_t(s->object) >= (size_t)given;
     s->dst = (int)dst, s->src = (int)src;
     remembered += remembers(s->op);
@@ -186,6 +249,7 @@ static PyObject *check_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
       next += remembers(self->table[k].op);
     }
   }
+  if (!wrong && !PyErr_Occurred() && !find_skips(self)) PyErr_NoMemory();
   if (PyTuple_Check(result)) {
     self->whole = 1;
     for (Py_ssize_t k = 0; k < PyTuple_GET_SIZE(result); k++) {
@@ -386,7 +450,7 @@ static int names_are(Seen *seen, PyObject *attributes, PyObject *names) {
 
 /* Whether a class defines exactly the names in o[0], in order, apart from those in o[1]. */
 static int members_are(Seen *seen, PyTypeObject *cls, PyObject *o) {
-  if (seen->dict == (PyObject *)cls && cls->tp_version_tag && seen->version == cls->tp_version_tag) return 1;
+  if (same_class(seen, cls)) return 1;
   PyObject *names = PyTuple_GET_ITEM(o, 0), *besides = PyTuple_GET_ITEM(o, 1), *key;
   Py_ssize_t at = 0, n = PyTuple_GET_SIZE(names), place = 0;
   (void)_PyType_Lookup(cls, s_forward); /* gives a class that was changed a version */
@@ -402,7 +466,7 @@ static int members_are(Seen *seen, PyTypeObject *cls, PyObject *o) {
     if (at == n || same_value(key, PyTuple_GET_ITEM(names, at++)) != 1) return 0;
   }
   if (at != n) return 0;
-  seen->dict = (PyObject *)cls, seen->version = cls->tp_version_tag;
+  see_class(seen, cls);
   return 1;
 }
 
@@ -424,17 +488,27 @@ static PyObject *with_arguments(PyObject *f, PyObject *first, const Call *call) 
 
 /* Runs the steps on a call; 1: the call has this key, 0: it has not, -1: an error that is no Exception. */
 static int check_steps(Check *self, const Call *call, PyObject **v) {
+  Step *reader = NULL; /* the last step that read anew, and how many of its comparisons are left */
+  int left = 0;
   for (Py_ssize_t k = 0; k < self->count; k++) {
-    const Step *s = self->table + k;
+    Step *s = self->table + k;
     PyObject *from = s->src >= 0 ? v[s->src] : NULL, *made = NULL, *o = s->object;
-    int holds = 1;
+    int holds = 1, known = 0; /* known: it is what was remembered */
     switch (s->op) {
       case OP_argument: made = Py_NewRef(call->given[PyLong_AsSsize_t(o)]); break;
       case OP_constant: made = Py_NewRef(o); break;
       case OP_item:
-        made = PyDict_Check(from) ? Py_XNewRef(value_of(s->seen, from, o)) : element_of(from, o);
+        known = PyDict_Check(from) && unchanged(s->seen, from) && s->seen->found;
+        if (!known) made = PyDict_Check(from) ? Py_XNewRef(value_of(s->seen, from, o)) : element_of(from, o);
         break;
-      case OP_attribute: made = PyObject_GetAttr(from, o); break;
+      case OP_attribute:
+        known = PyType_Check(from) && same_class(s->seen, (PyTypeObject *)from) && same_class(s->seen + 1, Py_TYPE(from));
+        if (!known) made = PyType_Check(from) ? class_attribute(s->seen, (PyTypeObject *)from, o) : PyObject_GetAttr(from, o);
+        break;
+      case OP_field:
+        known = unchanged(s->seen, from) && same_class(s->seen + 1, Py_TYPE(v[s->owner]));
+        if (!known) made = own_attribute(s->seen, v[s->owner], from, o);
+        break;
       case OP_cell: made = PyCell_Get(o); break;
       case OP_size: {
         Py_ssize_t n = size_of(from);
@@ -483,10 +557,17 @@ static int check_steps(Check *self, const Call *call, PyObject **v) {
       }
     }
     if (s->op < OP_is) {
+      int decided_before = known && s->skip && s->passed == s->seen->found;
+      if (decided_before) k += s->skip;
+      if (decided_before && !s->wanted) continue;
+      if (known) made = Py_NewRef(s->seen->found);
+      else s->passed = NULL;
+      reader = s->skip && !decided_before ? s : NULL, left = s->skip;
       if (!made) holds = -1;
       else if (v[s->dst]) Py_SETREF(v[s->dst], made);
       else v[s->dst] = made;
     }
+    else if (reader && holds > 0 && decided(s->op) && !--left) reader->passed = from, reader = NULL;
     if (holds <= 0) { /* a value that can no longer be read is a difference */
       if (!PyErr_Occurred()) return 0;
       if (!PyErr_ExceptionMatches(PyExc_Exception)) return -1;

@@ -19,10 +19,10 @@
 #include <string.h>
 #include <structmember.h>
 
-#define VERSION 6
+#define VERSION 7
 
 static PyObject *s_call, *s_data_ptr, *s_forward, *s_forward_hooks, *s_forward_pre_hooks, *s_table;
-static PyObject *s_parameters, *s_buffers, *s_modules;
+static PyObject *s_parameters, *s_buffers, *s_modules, *s_getattribute, *plain_getattribute;
 static int forked;
 
 #include "tensor.h"
@@ -55,9 +55,10 @@ PyMODINIT_FUNC PyInit__native(void) {
   static struct { PyObject **at; const char *text; } names[] = {
       {&s_call, "_call"}, {&s_data_ptr, "data_ptr"}, {&s_forward, "forward"}, {&s_forward_hooks, "_forward_hooks"},
       {&s_forward_pre_hooks, "_forward_pre_hooks"}, {&s_table, "table"},
-      {&s_parameters, "_parameters"}, {&s_buffers, "_buffers"}, {&s_modules, "_modules"}};
+      {&s_parameters, "_parameters"}, {&s_buffers, "_buffers"}, {&s_modules, "_modules"}, {&s_getattribute, "__getattribute__"}};
   for (size_t i = 0; i < sizeof names / sizeof *names; i++)
     if (!(*names[i].at = PyUnicode_InternFromString(names[i].text))) return NULL;
+  plain_getattribute = _PyType_Lookup(&PyBaseObject_Type, s_getattribute);
   PyObject *m = PyModule_Create(&module);
   if (!m || PyModule_AddIntConstant(m, "VERSION", VERSION) || PyModule_AddType(m, &LaunchType) || PyModule_AddType(m, &CheckType) ||
       PyModule_AddType(m, &DispatchType)) {

@@ -64,7 +64,7 @@ class Text:
     names: dict[Source, str] = field(default_factory=dict)
     values: dict[Source, Any] = field(default_factory=dict)
     owners: list[tuple[Source, nn.Module]] = field(default_factory=list)
-    steps: list[tuple[str, int, int, Any]] = field(default_factory=list)  # (step, result, operand, object)
+    steps: list[tuple] = field(default_factory=list)  # (step, result, operand, object), and of a field its owner
     listed: dict[str, str] = field(default_factory=dict)  # variables for the names in a module, and the module's
     slots: dict[str, int] = field(default_factory=dict)  # of the names in the text, and of what only the steps read
 
@@ -81,9 +81,10 @@ class Text:
     def slot(self, name: str) -> int:
         return self.slots.setdefault(name, len(self.slots))
 
-    def step(self, kind: str, result: str, operand: str, value: Any = None) -> None:
+    def step(self, kind: str, result: str, operand: str, value: Any = None, owner: str = "") -> None:
         """Adds a step; '' stands for no result or operand."""
-        self.steps.append((kind, self.slot(result) if result else -1, self.slot(operand) if operand else -1, value))
+        step = (kind, self.slot(result) if result else -1, self.slot(operand) if operand else -1, value)
+        self.steps.append((*step, self.slot(owner)) if owner else step)
 
     def identical(self, a: str, b: str) -> None:
         """Compares two variables by identity."""
@@ -191,6 +192,8 @@ class Text:
                         if attribute in base.__dict__[table]:
                             self.step("absent", f"{own}.__dict__", "", attribute)
                             return self.step("item", name, self._table(own, table), attribute)
+                if isinstance(base, nn.Module) and attribute in base.__dict__:
+                    return self.step("field", name, f"{own}.__dict__", attribute, own)
                 self.step("attribute", name, own, attribute)
             case Item(_, key):
                 if type(base) in _CONTAINERS and type(key) is int and key >= 0:
@@ -274,9 +277,9 @@ class Text:
             f" or {name}.stride() != {self.constant(e[6])} or keys({name}) != {self.constant(e[7])}"
         )
 
-    def table(self) -> tuple[tuple[str, int, int, Any], ...]:
+    def table(self) -> tuple[tuple, ...]:
         """The steps; where all names in a module are compared, an attribute cannot hide a parameter unseen."""
-        named = {result for kind, result, _, _ in self.steps if kind == "names"}
+        named = {step[1] for step in self.steps if step[0] == "names"}
         return tuple([step for step in self.steps if step[0] != "absent" or step[1] not in named])
 
     def build(self, result: str) -> tuple[Callable[[tuple, dict], Any], str]:

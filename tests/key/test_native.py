@@ -6,6 +6,7 @@ import os
 import random
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import pytest
@@ -295,6 +296,63 @@ def test_class_attributes_and_methods_replaced():
     assert eq(cm(x), 9 * x) and eq(cm(x), 9 * x)
     Local.forward = lambda self, x: x
     assert eq(cm(x), x)
+
+
+class Upper:
+    power = 2.0
+
+
+class Settings(Upper):
+    k = 1
+
+
+class Changing(nn.Module):
+    scale = 2.0
+
+    def __init__(self):
+        super().__init__()
+        self.eps = 0.5
+        self.inner = nn.Linear(2, 2)
+
+    def forward(self, x):
+        return x * self.scale + self.eps + Settings.k * Settings.power - 1.0 * self.inner.in_features
+
+
+class Other(Changing):
+    scale = 5.0
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_what_is_remembered_of_classes_and_modules_is_looked_up_again_when_they_change(seed):
+    model, x, draw = Changing(), torch.ones(2), random.Random(seed)
+    values = [1, 1.0, True, 2, 2.0, float("2"), 3.5, -0.0, 0.0]
+    changes = [
+        lambda v: setattr(Changing, "scale", v), lambda v: setattr(Other, "scale", v), lambda v: setattr(model, "eps", v),
+        lambda v: setattr(Settings, "k", v), lambda v: setattr(Settings, "power", v), lambda v: setattr(Upper, "power", v),
+        lambda v: "power" in Settings.__dict__ and delattr(Settings, "power"), lambda v: setattr(model, "scale", v),
+        lambda v: model.__dict__.pop("scale", None), lambda v: setattr(Changing, "eps", property(lambda m: v, lambda m, new: None)),
+        lambda v: "eps" in Changing.__dict__ and delattr(Changing, "eps"), lambda v: setattr(model.inner, "in_features", v),
+        lambda v: setattr(model, "__class__", draw.choice([Changing, Other])), lambda v: model.__dict__.update(eps=v),
+        lambda v: setattr(model, "inner", nn.Linear(draw.choice([2, 3]), 2)), lambda v: None,
+    ]  # fmt: skip
+    before = {cls: dict(cls.__dict__) for cls in (Upper, Settings, Changing, Other)}
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            cf = tp.compile(model)
+            for _ in range(150):
+                draw.choice(changes)(draw.choice(values))
+                for _ in range(draw.choice([1, 2, 3])):
+                    got, want = cf(x), type(model).forward(model, x)
+                    assert got.dtype == want.dtype and torch.equal(got, want) and torch.equal(got.signbit(), want.signbit())
+        assert compiled_of(cf).versions
+    finally:
+        for cls, held in before.items():
+            for name in ("power", "k", "scale", "eps"):
+                if name in held:
+                    setattr(cls, name, held[name])
+                elif name in cls.__dict__:
+                    delattr(cls, name)
 
 
 def test_results_of_every_structure():
