@@ -3,6 +3,7 @@ threads and tiers."""
 
 from __future__ import annotations
 
+import functools
 import math
 import random
 from itertools import pairwise
@@ -10,6 +11,8 @@ from itertools import pairwise
 import pytest
 import torch
 
+from tensorplay.errors import UnsupportedError
+from tensorplay.stax.codegen.cpp.body import Body
 from tensorplay.stax.codegen.cpp.emit import emit
 from tensorplay.stax.codegen.cpp.nest import function_of
 from tensorplay.stax.codegen.cpp.pieces import pieces
@@ -214,6 +217,49 @@ def test_norm_of_rows_and_columns():
             out = pointwise("y", (n, m), body, F, (x0, r0))
             plan = plan_of([b], [kernel((x0,), [w, rstd, out], (r0,), ("m2",), x.numel() * 4)])
             check(plan, [x], 2e-5)
+
+
+KEPT = {  # values that a later pass needs again: costly, a flag, narrow integers, a load against its layout
+    "exp": lambda e: make("exp", (e,), e.dtype),
+    "flag": lambda e: make("gt", (make("sin", (e,), e.dtype), const(0.1, e.dtype)), torch.bool),
+    "double": lambda e: make("exp", (cast(e, torch.float64),), torch.float64),
+    "half": lambda e: cast(cast(make("exp", (e,), e.dtype), torch.bfloat16), F),
+    "load": lambda e: e,
+}
+
+
+@pytest.mark.parametrize("what", KEPT)
+def test_a_row_is_kept_lane_beside_lane_whatever_loop_the_lanes_run_along(what):
+    """Most operands lie along one of the loops, not always the last; the reduction leaves none of the loops, or the first."""
+    inputs, buffers, kernels = [], [], []
+    for sizes, first, along in [((2, 3, 4, 5), 0, 1), ((5, 17, 3), 0, 0), ((5, 17, 3), 1, 1), ((33, 7), 0, 0), ((64, 16, 9), 1, 1), ((70, 33, 17), 1, 2)]:
+        k, v = len(kernels), space(sizes)
+        order = [d for d in range(len(sizes)) if d != along] + [along]
+        back = [order.index(d) for d in range(len(sizes))]
+        x, *others = (torch.randn([sizes[d] for d in order]).permute(back) for _ in range(5))
+        inputs += [x.contiguous() if what == "load" else x, *others]
+        b, *rest = here = [buffer(f"{name}{k}", t) for name, t in zip("bcdfg", inputs[-5:], strict=True)]
+        buffers += here
+        dims, rdims = v[:first], v[first:]
+        e = KEPT[what](at(b, v))
+        held = cast(e, F)
+        body = functools.reduce(lambda s, t: make("mul", (s, at(t, v)), F), rest, held)
+        total = reduction("sum", (f"total{k}",), dims, rdims, body, (F,))
+        row = load(f"total{k}", total.at[0], F)
+        most = reduction("amax", (f"most{k}",), dims, rdims, make("sub", (held, row), F), (F,))
+        out = pointwise(f"y{k}", sizes, make("sub", (make("mul", (held, row), F), load(f"most{k}", most.at[0], F)), F), F, v)
+        kernels.append(kernel(dims, [total, most, out], rdims, (f"total{k}", f"most{k}"), BIG if first else 0))
+    assert sum("row0[" in function_of(k, detect()).body for k in kernels) >= (3 if what == "load" else len(kernels))
+    check(plan_of(buffers, kernels), inputs, 1e-3, isas=None if what == "exp" else [None])
+
+
+def test_what_is_kept_stands_lane_beside_lane():
+    r, s = space((4, 5), "r")
+    body = Body(r, 8, (), {})
+    body.keep(value(s), "row", affine(0, [(s, 4), (r, 1)]))
+    for place in (affine(0, [(r, 5), (s, 1)]), s, floordiv(r, 2)):
+        with pytest.raises(UnsupportedError):
+            body.keep(value(r), "row", place)
 
 
 def test_long_sums_stay_accurate():

@@ -105,6 +105,27 @@ def test_squares_of_deviations_neither_overflow_nor_vanish(dtype: torch.dtype, s
     assert got[0].isfinite().all() and (got[0] > 0).all()
 
 
+BEHIND = {  # a full reduction, and a pass over the same elements behind it
+    "product": lambda x, c: (x * c * c[:, :1] * c[:1]).sum() * x,
+    "softmax": lambda x, c: (x.log_softmax(1) * x.softmax(1)).sum() * x,
+    "cross entropy": lambda x, c: F.cross_entropy(x, x.softmax(1)) * x,
+    "two passes": lambda x, c: ((x - (x * c * c[:1]).mean()).exp() * c[:, :1] * c[:, :, :1]).sum() * (x - (x * c * c[:1]).mean()).exp() + x.tanh(),
+    "flag": lambda x, c: torch.where(x.sin() > 0.1, c * c[:1], c * c[:, :1]).sum() * (x.sin() > 0.1),
+    "norm": lambda x, c: x.exp() / torch.linalg.vector_norm(x.exp() * c * c[:1] * c[:, :1] * c[:, :, :1]),
+}
+
+
+@pytest.mark.parametrize("name", BEHIND)
+def test_a_pass_behind_a_full_reduction_of_operands_of_other_layouts(name: str) -> None:
+    """What the kernel keeps for the pass has the order of its loops, of which the lanes may run along any."""
+    torch.manual_seed(1)
+    compiled = tp.compile(BEHIND[name], strict_native=True, recompile_limit=16)
+    for size in ((2, 3, 4, 5), (3, 17, 7, 2), (33, 3, 1, 9)):
+        c = torch.randn(size)
+        for x in (torch.randn(size).to(memory_format=torch.channels_last), torch.randn(size[::-1]).permute(3, 2, 1, 0), torch.randn(size)):
+            torch.testing.assert_close(compiled(x, c), BEHIND[name](x, c), rtol=1e-4, atol=1e-4)
+
+
 def test_var_mean_is_one_welford_reduction() -> None:
     loops = lowered(lambda x: torch.var_mean(x, 1), torch.randn(8, 100))
     assert [n.loop.kind for n in computes(loops) if n.rvars] == ["welford"]

@@ -85,7 +85,7 @@ class Body:
         self.dry = False  # checks only: nothing is stored
         self.dtypes: dict[str, torch.dtype] = {}
         self.arrays: dict[str, tuple[str, Expr, str]] = {}  # buffer that lives in an array: name, index, correction
-        self.kept: dict[Expr, tuple[str, str]] = {}  # value kept since an earlier pass: array, index
+        self.kept: dict[Expr, tuple[str, Expr]] = {}  # value kept since an earlier pass: array, index
         self.checks: list[tuple[str, str]] = []  # message, origin
         self.origin = ""
         self.names: dict[str, int] = {}
@@ -264,8 +264,7 @@ class Body:
         """Writes the statement that computes `e` from operands at hand; gives its name."""
         op, vec = e.op, self.vector(e, b)
         if e in self.kept and vec:
-            array, at = self.kept[e]
-            return self.put(b, f"load<N>({array} + {at}{self.tail(b)})", "kept")
+            return self.put(b, f"load<N>({self.kept_at(e, b)}{self.tail(b)})", "kept")
         match op:
             case "const":
                 return self.literal(e, self.register(e, b))
@@ -285,6 +284,17 @@ class Body:
         if atom is None or atom.cpp is None:
             raise UnsupportedError(f"{op}: no C++ spelling")
         return self.put(b, self.apply(op, e, b, vec), op)
+
+    def keep(self, e: Expr, array: str, at: Expr) -> None:
+        """From here on the value of `e` stands in an array, lane beside lane."""
+        assert self.v is not None
+        if slope(at, self.v, self.n) != 1:
+            raise UnsupportedError("a kept value whose lanes do not lie side by side")
+        self.kept[e] = (array, at)
+
+    def kept_at(self, e: Expr, b: Block) -> str:
+        array, at = self.kept[e]
+        return f"&{array}[{self.index(at, b)}]"
 
     def put(self, b: Block, text: str, comment: str) -> str:
         name = self.fresh()

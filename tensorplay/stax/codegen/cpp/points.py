@@ -7,7 +7,7 @@ import math
 import torch
 
 from ...dtypes import compute
-from ...expr import Expr, coefficient, substitute, var
+from ...expr import Expr, affine, coefficient, substitute, var
 from . import folds as F
 from .body import Block, indirect
 from .lanes import unconditional
@@ -87,6 +87,7 @@ def turned(w: Writer, u: Expr, loads: list[Expr]) -> None:
     size = sum(compute(e.dtype).itemsize for e in loads)
     side = next((s for s in SIDES if s * (s + PAD) * size <= w.target.l2 // 4), SIDES[-1])
     pitch = side + PAD
+    low = {d: var(f"{d.name}_low", d.args[1]) for d in (u, v)}
     high = {d: math.ceil(d.args[1] / side) for d in (u, v)}
     count = math.prod(d.args[1] for d in outer) * high[u]
     if w.serial():
@@ -113,7 +114,7 @@ def turned(w: Writer, u: Expr, loads: list[Expr]) -> None:
         name = body.fresh("tile")
         kind = "b1" if e.dtype is torch.bool else F.ctype(e.dtype)
         w.thread.lines.insert(0, f"alignas(64) {kind} {name}[{side} * {pitch}];")
-        corner = substitute(e.args[1], {u: var(f"{u.name}_low", u.args[1]), v: var(f"{v.name}_low", v.args[1])})
+        corner = substitute(e.args[1], low)
         pointer = body.argument(e.args[0], e.dtype)
         for inner in indirect(corner):
             body.need(inner, tile)
@@ -121,7 +122,7 @@ def turned(w: Writer, u: Expr, loads: list[Expr]) -> None:
             f"turn({name}, {pitch}, {body.offset(pointer, corner, tile)}, {coefficient(e.args[1], v)}, "
             f"{v.name}_high - {v.name}_low, {u.name}_high - {u.name}_low);", e.args[0],
         )  # fmt: skip
-        body.kept[e] = (name, f"({u.name} - {u.name}_low) * {pitch} + {v.name} - {v.name}_low")
+        body.keep(e, name, affine(0, [(u, pitch), (low[u], -pitch), (v, 1), (low[v], -1)]))
     row, header = w.loop(tile, u, f"{u.name}_low", f"{u.name}_high")
     opened.append((row, header, "}"))
     w.write(row, shape.stores, f"{v.name}_low", f"{v.name}_high", v.args[1])

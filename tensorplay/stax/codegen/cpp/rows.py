@@ -96,6 +96,7 @@ def row_pass(
         names.append(name)
         declare(w, row, f, name, unroll, blocked)
     arrays: list[tuple[Expr, str]] = []
+    place = flat((*outer, *((v,) if v is not None else ())))  # in a row buffer: lane beside lane
     thread = w.thread
     for e in keep:
         name = body.fresh("row")
@@ -134,8 +135,7 @@ def row_pass(
         accumulate(w, inner, f, f"{name}b" if blocked and F.is_sum(f) else name, unroll)
     for e, name in arrays:
         text = body.need(e, inner)
-        at = body.index(flat(shape.rdims), inner)
-        inner.line(f"store<N>({name} + {at}, {text}{body.tail(inner)});", "kept for a later pass")
+        inner.line(f"store<N>(&{name}[{body.index(place, inner)}], {text}{body.tail(inner)});", "kept for a later pass")
     w.stores(inner, stores)
     if v is not None and blocked:
         inner.close(header, footer)
@@ -145,7 +145,7 @@ def row_pass(
                 block.line(f"{name}.add({joined(w, f, f'{name}b', unroll)});")
     w.finish(opened)
     for e, name in arrays:
-        body.kept[e] = (name, body.index(flat(shape.rdims), inner))
+        body.keep(e, name, place)
     for f, name in zip(folds, names, strict=True):
         (finish or results)(w, row, f, name, unroll, blocked and F.is_sum(f), length)
 

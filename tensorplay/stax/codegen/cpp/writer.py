@@ -229,7 +229,7 @@ class Writer:
 
         for e in self.adjacent(stores):
             name = array(body.register(e, reads))
-            text = "load<N>({} + {})".format(*body.kept[e]) if e in body.kept else body.load(e, reads, True)
+            text = f"load<N>({body.kept_at(e, reads)})" if e in body.kept else body.load(e, reads, True)
             reads.line(f"{name}[u] = {text};", "kept" if e in body.kept else e.name)
             values.values[e] = f"{name}[u]"
         for s in stores:
