@@ -67,6 +67,11 @@ def whole(graph: fx.GraphModule, samples: Sequence[torch.Tensor], options: dict[
         joint = clock("differentiate", differentiate(graph, samples))
         if joint.tangents:
             return train(graph, joint, target, clock, options)
+        from .joint.views import overlaps
+
+        viewed = any(leaf.grad and leaf.links for leaf in joint.leaves)
+        if viewed and any(s.requires_grad and overlaps(s.shape, s.stride()) for s in samples):
+            raise UnsupportedError("returns a view of an input that requires grad and overlaps itself")
         apart = frozenset(k for k, leaf in enumerate(joint.leaves) if not leaf.grad)
     if ops is None:
         ops = clock("retrace", retrace(graph, samples))

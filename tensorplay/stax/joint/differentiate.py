@@ -52,6 +52,7 @@ class Joint:
 
     results: how many outputs are results. tangents: for each tangent the result that it belongs to.
     grads: for each primal the position of its gradient among the gradients; None: eager gives it none.
+    reached: for each tangent the primals that autograd leads to, with a gradient or without.
     leaves: the region's result, leaf by leaf. taken: for each result the leaf whose tensor it is, and whether it is
     that leaf's base. Nodes of backward have meta['backward'], those of a
     checkpointed region meta['checkpoint'].
@@ -63,6 +64,7 @@ class Joint:
     grads: tuple[int | None, ...]
     leaves: tuple[Leaf, ...]
     taken: tuple[tuple[int, bool], ...]
+    reached: tuple[tuple[int, ...], ...]
 
     @property
     def primals(self) -> int:
@@ -163,6 +165,7 @@ class _Tape(Run):
         bases, taken = _bases(inputs, leaves)
         kept = [recorder.load(x) for x in (*bases, *leaves)]
         tangents = tuple(k for k, t in enumerate(bases) if t.requires_grad)
+        reached = tuple([_reached(bases[k], inputs) for k in tangents])
         before = set(graph.nodes)
         found = self.backward(inputs, [bases[k] for k in tangents])
         gradients = [recorder.load(g) for g in found if g is not None]
@@ -172,7 +175,7 @@ class _Tape(Run):
             functionalize(graph)
         at = iter(range(len(gradients)))
         grads = tuple(None if g is None else next(at) for g in found)
-        return _finished(recorder, self.samples, bases, leaves, inputs, taken, tangents, grads, before)
+        return _finished(recorder, self.samples, bases, leaves, inputs, taken, tangents, grads, reached, before)
 
     def backward(self, inputs: list[Tensor], roots: list[Tensor]) -> list[Tensor | None]:
         """Runs autograd from the roots with new tangents; for each input its gradient."""
@@ -244,7 +247,8 @@ def of_leaves(leaves: Sequence[Any], taken: Iterable[tuple[int, bool]]) -> list[
 
 def _finished(
     recorder: TapeRecorder, samples: Sequence[Tensor], bases: list[Tensor], leaves: list[Any], inputs: list[Tensor],
-    taken: tuple[tuple[int, bool], ...], tangents: tuple[int, ...], grads: tuple[int | None, ...], before: set[fx.Node],
+    taken: tuple[tuple[int, bool], ...], tangents: tuple[int, ...], grads: tuple[int | None, ...],
+    reached: tuple[tuple[int, ...], ...], before: set[fx.Node],
 ) -> Joint:  # fmt: skip
     graph = recorder.graph
     output = graph.output_node()
@@ -256,7 +260,7 @@ def _finished(
     _tag(graph, n, before)
     narrow(graph)
     ops = OpGraph(runnable(recorder.constants, graph), training=True)
-    return Joint(ops, n, tangents, grads, made, taken)
+    return Joint(ops, n, tangents, grads, made, taken, reached)
 
 
 def _leaf(x: Any, node: Any, bases: list[Tensor], nodes: Sequence[fx.Node], inputs: list[Tensor]) -> Leaf:
@@ -288,6 +292,25 @@ def _leaf(x: Any, node: Any, bases: list[Tensor], nodes: Sequence[fx.Node], inpu
                 "returns a view whose gradient goes another way than through views: of an autograd.Function, or made without grad mode"
             )
         return Leaf(source, tuple(reversed(links)), True, x.requires_grad)
+
+
+def _reached(root: Tensor, inputs: list[Tensor]) -> tuple[int, ...]:
+    """The inputs that autograd leads to from a result."""
+    places = {id(t): k for k, t in enumerate(inputs)}
+    found: set[int] = set()
+    stack: list[Any] = [root.grad_fn]
+    seen: set[Any] = set()
+    while stack:
+        node = stack.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        stack += [above for above, _ in node.next_functions]
+        if (variable := getattr(node, "variable", None)) is not None and id(variable) in places:
+            found.add(places[id(variable)])
+    if not found:
+        raise UnsupportedError("a result that requires grad though autograd leads from it to no input")
+    return tuple(sorted(found))
 
 
 def _only_views(x: Tensor, whole: Tensor) -> bool:

@@ -4,8 +4,8 @@ In: the joint graph, its parts, and what compiles a part.  Out: `TrainingProgram
 Always: values, gradients and their absence are eager's. Saved tensors go through torch's own version check and are
 freed by backward unless the graph is retained. A tangent that is absent stays absent: for each pattern of tangents
 there is a backward part of its own; results that reach no input in common are results of different autograd nodes, and
-an input that gets no gradient has no edge, so that autograd runs nothing that it would not run for eager. Where
-backward must itself be differentiated, the captured graph runs again on the same inputs under autograd. Nothing here refers to an autograd node, so no cycle keeps tensors alive.
+an input that autograd leads to from no result has no edge, so that autograd runs nothing that it would not run for
+eager. Where backward must itself be differentiated, the captured graph runs again on the same inputs. Nothing here refers to an autograd node, so no cycle keeps tensors alive.
 """
 
 from __future__ import annotations
@@ -61,7 +61,8 @@ class TrainingProgram:
         self.differentiable = joint.tangents
         self.kept = parts.kept
         self.grads = joint.grads
-        self.apart = tuple(k for k, place in enumerate(joint.grads) if place is None)  # inputs without a gradient
+        led = set().union(*joint.reached)
+        self.apart = tuple(k for k in range(joint.primals) if k not in led)  # inputs that autograd leads to from no result
         self.random = any(n.meta.get("ordered") for n in joint.ops.module.graph.nodes)
         self.writes = any(n.target is torch.ops.aten.copy_.default for n in joint.ops.module.graph.nodes)
         self.rebuild = rebuilder(graph.graph.output_node().args[0])
@@ -72,7 +73,7 @@ class TrainingProgram:
         placeholders = [n for n in parts.backward.module.graph.nodes if n.op == "placeholder"]
         self.layouts: list[Spec] = [n.meta["spec"] for n in placeholders[len(placeholders) - len(joint.tangents) :]]
         self.meetings = meetings(parts.backward, len(joint.tangents))
-        self.pieces = [Piece(self, *group) for group in groups(parts.backward, joint.grads, len(joint.tangents))]
+        self.pieces = [Piece(self, *group) for group in groups(joint.reached)]
         self.modes = ambient.ambient()  # it is compiled for the modes that it is called under
         self._compile = compile
         self._lock = threading.Lock()
@@ -144,7 +145,7 @@ class Call:
 class Piece:
     """One autograd node of a region.
 
-    tangents: its own among the region's. primals: the inputs that get gradients. results: places of what it returns.
+    tangents: its own among the region's. primals: the inputs that autograd leads to. results: places of what it returns.
     kept: the inputs that it saves. saved: places of its saved values among the region's. rest: the other inputs.
     """
 
@@ -153,7 +154,7 @@ class Piece:
         self.results = tuple([program.differentiable[k] for k in tangents])
         nodes = list(program.backward.module.graph.nodes)
         outputs: Any = nodes[-1].args[0]
-        needed = ancestors([outputs[program.grads[k]] for k in primals])
+        needed = ancestors([outputs[place] for k in primals if (place := program.grads[k]) is not None])
         held = [k for k, n in enumerate(nodes[: len(program.kept) + len(program.saved)]) if n in needed]
         self.held = held if len(program.differentiable) > len(tangents) else [*range(len(program.kept) + len(program.saved))]
         self.kept = tuple([program.kept[k] for k in self.held if k < len(program.kept)])

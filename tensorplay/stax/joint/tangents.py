@@ -8,9 +8,8 @@ only where one operator takes both a present and an absent gradient and is no su
 
 from __future__ import annotations
 
-import functools
 import operator
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -90,26 +89,16 @@ def meetings(backward: OpGraph, count: int) -> tuple[int, ...]:
     return tuple(found)
 
 
-def groups(backward: OpGraph, grads: Places, count: int) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
+def groups(reached: Sequence[Sequence[int]]) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
     """Tangents that reach a primal in common, and the primals that they reach: what one autograd node is for."""
-    nodes = list(backward.module.graph.nodes)
-    outputs: Any = nodes.pop().args[0]
-    given = [n for n in nodes if n.op == "placeholder"]
-    needs: dict[Any, int] = {n: 1 << k for k, n in enumerate(given[len(given) - count :])}
-    for node in nodes:
-        if bits := functools.reduce(operator.or_, [needs.get(a, 0) for a in node.all_input_nodes], 0):
-            needs[node] = bits
-    reach = {k: needs.get(outputs[place], 0) or 1 for k, place in enumerate(grads) if place is not None}
-    found: list[int] = []
-    for bits in (*reach.values(), *[1 << k for k in range(count)]):
-        joined = [b for b in found if b & bits]
-        found = [b for b in found if not b & bits] + [functools.reduce(operator.or_, joined, bits)]
-    if any(not any(b & bits for b in reach.values()) for bits in found):
-        raise UnsupportedError("a result that requires grad though no gradient of it reaches an input")
-    found.sort(key=lambda bits: bits & -bits)
+    found: list[tuple[set[int], set[int]]] = []
+    for k, primals in enumerate(reached):
+        joined = [group for group in found if not group[1].isdisjoint(primals)]
+        found = [group for group in found if group not in joined]
+        found.append((set().union({k}, *[a for a, _ in joined]), set().union(primals, *[b for _, b in joined])))
     if len(found) > MOST:
-        found = [(1 << count) - 1]
-    return [(tuple(k for k in range(count) if bits >> k & 1), tuple(k for k, b in reach.items() if b & bits)) for bits in found]
+        found = [(set().union(*[a for a, _ in found]), set().union(*[b for _, b in found]))]
+    return sorted((tuple(sorted(a)), tuple(sorted(b))) for a, b in found)
 
 
 def _sum_of_one(node: fx.Node, absent: Iterable[fx.Node]) -> fx.Node | None:
