@@ -24,7 +24,7 @@ PROGRAMS = {
     "unique rows": lambda x: torch.unique((front(x) * 4).round(), dim=0, return_counts=True),
     "where": lambda x: torch.where(front(x) > 1),
     "repeat_interleave": lambda x: torch.repeat_interleave(front(x), (x[:, 0] > 0).long() + 1, dim=0),
-    "one_hot": lambda x: F.one_hot((front(x) > 1).long(), 4) * 2,
+    "one_hot": lambda x: F.one_hot((front(x) > 1).long()) * 2,
     "bincount": lambda x: torch.bincount((front(x)[:, 0] > 1).long()),
     "a size that is read": lambda x: front(x)[x > 0] * x.shape[0] + front(x).chunk(2, 1)[0].numel(),
     "a result in several": lambda x: [t[t > 1] for t in front(x).split(3)],
