@@ -7,7 +7,7 @@ eager against itself where each weight starts one rounding away. saved: bytes of
 autograd graph hold between forward and backward, parameters and inputs apart. peak: growth of the resident memory of a
 process of its own over steps, after a collection and a trim, and what our programs keep between calls. time:
 milliseconds of CPU time of forward and backward, the median of alternated rounds; outside: the same where matrix
-products, convolutions and attention compute nothing, of five times as many rounds. cold: seconds of the first step of a fresh process on empty caches.
+products, convolutions and attention compute nothing, of five times as many rounds. cold: seconds of the first step of a fresh process on empty caches, one compilation at a time in either system.
 """
 
 from __future__ import annotations
@@ -254,7 +254,8 @@ def child(part: str, name: str, which: str, dtype: str, small: bool, **environ: 
 
 def cold(name: str, which: str, dtype: str, small: bool) -> float:
     with tempfile.TemporaryDirectory() as folder:
-        return child("first", name, which, dtype, small, TP_CACHE_DIR=f"{folder}/tp", TORCHINDUCTOR_CACHE_DIR=f"{folder}/inductor")
+        places = {"TP_CACHE_DIR": f"{folder}/tp", "TORCHINDUCTOR_CACHE_DIR": f"{folder}/inductor"}
+        return child("first", name, which, dtype, small, TORCHINDUCTOR_COMPILE_THREADS="1", **places)
 
 
 def row(part: str, name: str, dtype: str, options: argparse.Namespace) -> list[str]:
