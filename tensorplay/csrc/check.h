@@ -68,13 +68,17 @@ static int same_class(const Seen *s, PyTypeObject *cls) {
 }
 static void see_class(Seen *s, PyTypeObject *cls) { s->dict = (PyObject *)cls, s->version = cls->tp_version_tag; }
 
+/* Whether a value that a class holds is what its attribute gives, for good: no descriptor, and of a type that cannot
+ * become one. A function is one, but gives itself to its class. */
+static int plain_value(PyObject *x) { return !Py_TYPE(x)->tp_descr_get && !Py_TYPE(x)->tp_descr_set && !(Py_TYPE(x)->tp_flags & Py_TPFLAGS_HEAPTYPE); }
+
 /* An attribute of a class: what the class or a base holds, as it is. */
 static PyObject *class_attribute(Seen *s, PyTypeObject *cls, PyObject *name) {
   PyObject *made = PyObject_GetAttr((PyObject *)cls, name);
   s[0].dict = s[1].dict = NULL;
   if (!made || Py_TYPE(cls)->tp_getattro != PyType_Type.tp_getattro || _PyType_Lookup(cls, name) != made) return made;
-  (void)_PyType_Lookup(Py_TYPE(cls), name); /* gives both a version */
-  see_class(s, cls), see_class(s + 1, Py_TYPE(cls));
+  if (_PyType_Lookup(Py_TYPE(cls), name) || !(plain_value(made) || PyFunction_Check(made))) return made;
+  see_class(s, cls), see_class(s + 1, Py_TYPE(cls)); /* looking up gave both a version */
   s[0].found = made;
   return made;
 }
@@ -83,11 +87,10 @@ static PyObject *class_attribute(Seen *s, PyTypeObject *cls, PyObject *name) {
 static PyObject *own_attribute(Seen *s, PyObject *owner, PyObject *dict, PyObject *name) {
   PyObject *made = PyObject_GetAttr(owner, name), *held = made ? PyDict_GetItemWithError(dict, name) : NULL;
   s[0].dict = s[1].dict = NULL;
-  if (!made || held != made || _PyType_Lookup(Py_TYPE(owner), s_getattribute) != plain_getattribute) {
-    if (made && PyErr_Occurred()) PyErr_Clear();
-    return made;
-  }
-  remember(s, dict, made), see_class(s + 1, Py_TYPE(owner));
+  if (made && PyErr_Occurred()) PyErr_Clear();
+  if (!made || held != made || _PyType_Lookup(Py_TYPE(owner), s_getattribute) != plain_getattribute) return made;
+  PyObject *above = _PyType_Lookup(Py_TYPE(owner), name);
+  if (!above || plain_value(above)) remember(s, dict, made), see_class(s + 1, Py_TYPE(owner));
   return made;
 }
 

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import warnings
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -353,6 +354,48 @@ def test_what_is_remembered_of_classes_and_modules_is_looked_up_again_when_they_
                     setattr(cls, name, held[name])
                 elif name in cls.__dict__:
                     delattr(cls, name)
+
+
+class Moody:
+    """A descriptor that gives itself to its class until it gives something else."""
+
+    value: Any = None
+
+    def __get__(self, owner, cls):
+        return self if Moody.value is None else Moody.value
+
+    def __float__(self):
+        return 3.0
+
+
+class Watched(nn.Module):
+    switch = False
+    mood = Moody()
+
+    def __init__(self):
+        super().__init__()
+        self.__dict__["eps"] = 0.5
+
+    @property
+    def eps(self):
+        return self.__dict__["eps"] if not Watched.switch else 7.0
+
+    def forward(self, x):
+        return x * self.eps + float(Watched.mood)
+
+
+def test_descriptors_answer_at_each_call():
+    model, x = Watched(), torch.ones(2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        cf = tp.compile(model)
+        try:
+            for switch, mood in ((False, None), (True, None), (False, None), (False, 4.0), (True, 5.0), (False, None)):
+                Watched.switch, Moody.value = switch, mood
+                for _ in range(3):
+                    assert torch.equal(cf(x), model.forward(x))
+        finally:
+            Watched.switch, Moody.value = False, None
 
 
 def test_results_of_every_structure():
