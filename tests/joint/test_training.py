@@ -655,7 +655,7 @@ VIEWING = {
     "viewed": lambda x: Reversed.apply(x, itself).view(6), "inside": lambda x: Reversed.apply(x, itself).cos() * 2,
     "none": lambda x: Reversed.apply(x, lambda x: x * 2, True), "nones": lambda x: (Reversed.apply(x, lambda x: x * 2, True), x * 3),
     "no_grad": without_grad, "again": lambda x: (without_grad(x)[:], x * 1), "cut": lambda x: without_grad(x) * 2,
-    "transposed": lambda x: x.detach().t(), "row": lambda x: x.detach()[0], "data": lambda x: x.data.t(), "rows": lambda x: x.detach().unbind(0),
+    "transposed": lambda x: x.detach().t(), "whole": lambda x: x.detach()[...], "datas": lambda x: x.data[..., :], "row": lambda x: x.detach()[0], "data": lambda x: x.data.t(), "rows": lambda x: x.detach().unbind(0),
     "part": lambda x: x.detach().view(-1)[1:3], "both": lambda x: (x.t(), x.detach().t(), x.view(6)[1:]), "more": lambda x: (x.detach().t(), x.t(), x * 2),
     "written": lambda x: (h := x.sin(), h[0].mul_(2), h.t()), "chunks": lambda x: x.sin().chunk(3, 1),
 }  # fmt: skip

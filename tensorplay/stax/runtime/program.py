@@ -176,14 +176,15 @@ def views(graph: fx.GraphModule | None, ops: OpGraph | None, apart: frozenset[in
         if target is operator.getitem:  # of the list that `split` and its like return
             target = node.args[0].target
         call = called(leaf) if isinstance(leaf, fx.Node) and leaf.op.startswith("call_") else ""
+        form = FORMS.get(call, "")
+        of = ".detach()" if position in apart and not form else ""
         if isinstance(target, torch._ops.OpOverload):
             returns = target._schema.returns
             if returns and returns[0].alias_info is not None and not returns[0].alias_info.is_write:
-                form = FORMS.get(call, "")
-                found[position] = View(leaf.name, form, ".detach()" if position in apart and not form else "")
+                found[position] = View(leaf.name, form, of)
                 continue
         if call in FORMS and (call != "getitem" or node.op == "placeholder" or _everything(leaf.args[1])):
-            found[position] = View(leaf.name, FORMS[call])
+            found[position] = View(leaf.name, form, of)
     return found
 
 
