@@ -7,7 +7,8 @@ eager against itself where each weight starts one rounding away. saved: bytes of
 autograd graph hold between forward and backward, parameters and inputs apart. peak: growth of the resident memory of a
 process of its own over steps, after a collection and a trim, and what our programs keep between calls. time:
 milliseconds of CPU time of forward and backward, the median of alternated rounds; outside: the same where matrix
-products, convolutions and attention compute nothing, of five times as many rounds. cold: seconds of the first step of a fresh process on empty caches, one compilation at a time in either system.
+products, convolutions and attention compute nothing, of five times as many rounds. cold: seconds of the first step of
+a fresh process on empty caches, one compilation at a time in either system.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from typing import Any
 import torch
 
 import tensorplay as tp
+from tensorplay.capture.history import nodes_of
 from tensorplay.compiled import compiled_of
 from tensorplay.native import built
 
@@ -109,14 +111,7 @@ def saved(name: str, which: str, dtype: torch.dtype, small: bool) -> int:
 def saved_tensors(loss: torch.Tensor) -> list[torch.Tensor]:
     """What the nodes of an autograd graph have saved."""
     found: list[torch.Tensor] = []
-    seen: set[Any] = set()
-    stack: list[Any] = [loss.grad_fn]
-    while stack:
-        node = stack.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        stack += [above for above, _ in node.next_functions]
+    for node in nodes_of(loss):
         names = [name for name in dir(node) if name.startswith("_saved_")] or ["saved_tensors"]
         found += tensors([getattr(node, name, None) for name in names])
     return found

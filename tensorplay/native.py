@@ -164,6 +164,11 @@ def _try_build() -> None:
 native: Any = _load()
 
 
+def fingerprint(t: torch.Tensor) -> bytes | None:
+    """A tensor's metadata as the extension compares it; None where it cannot."""
+    return None if native is None else native.fingerprint(t)
+
+
 class _PythonDispatch:
     """The base of the compiled object where the extension is not there."""
 

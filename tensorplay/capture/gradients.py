@@ -14,6 +14,7 @@ import torch
 
 from ..key.sources import Attribute
 from ..stax.loops.nodes import dense, row_major
+from .history import nodes_of
 
 if TYPE_CHECKING:
     from .recorder import Recorder
@@ -91,17 +92,11 @@ def _leaves(recorder: Recorder, roots: Sequence[Tensor]) -> tuple[list[Tensor], 
     for root in recorder._substitute(list(roots)):
         if root.grad_fn is None and root.requires_grad:
             found.setdefault(id(root), root)
-        stack = [root.grad_fn]
-        while stack:
-            node = stack.pop()
-            if node is None or node in passed:
-                continue
-            passed.add(node)
+        for node in nodes_of(root, passed):
             if node in before:
                 recorder.refuse("differentiates a graph that existed before the call")
             if hasattr(node, "variable"):
                 found.setdefault(id(node.variable), node.variable)
-            stack.extend(following for following, _ in reversed(node.next_functions))
     return [recorder._original(t) for t in found.values()], passed
 
 

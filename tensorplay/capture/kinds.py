@@ -220,3 +220,11 @@ def imported(code: types.CodeType, namespace: dict) -> Iterator[str]:
     for name, level in imports(code):
         with contextlib.suppress(ImportError, ValueError):
             yield importlib.util.resolve_name("." * level + name, namespace.get("__package__"))
+
+
+_IMPORTING = ({"import_module"}, {"__import__"}, {"sys", "modules"})  # names in code that may compute a module's name
+
+
+def may_import(names: frozenset[str]) -> bool:
+    """Whether code with these names may compute the name of a module that it imports."""
+    return any(names >= importing for importing in _IMPORTING)

@@ -64,6 +64,7 @@ from .kinds import (
     is_library_module,
     is_own,
     is_variable,
+    may_import,
     members,
     nested,
     source_file,
@@ -74,7 +75,6 @@ _LIMIT = 100_000  # objects followed; beyond it the program is refused rather th
 _NAMESPACE = vars(builtins)
 _BUILTINS = frozenset(_NAMESPACE)
 _MEMBER = frozenset(("_name_", "__objclass__", "_sort_order_"))  # what every member of an enumeration has, for good
-_IMPORTING = ({"import_module"}, {"__import__"}, {"sys", "modules"})  # names in code that may compute a module's name
 
 
 @dataclass(frozen=True)
@@ -509,7 +509,7 @@ class Reach:
         names, pending = code_names(frame.f_code), [*self._held_modules, *frame.f_locals.values()]
         pending += [frame.f_globals.get(name) for name in names]
         pending += [sys.modules.get(full) for full in imported(frame.f_code, frame.f_globals)]
-        if _may_import(names):
+        if may_import(names):
             pending += [module for module, _ in self._modules.values()]
         while pending:
             module = pending.pop()
@@ -531,7 +531,7 @@ class Reach:
     def _computed(self, names: Iterable[str]) -> None:
         """Code with these names, if it computes the name of a module that it imports, may mean any of the program."""
         names = frozenset(names)
-        if _may_import(names):
+        if may_import(names):
             for name in list(sys.modules):
                 self._loaded(name, names)
 
@@ -566,11 +566,6 @@ class Reach:
                     self._namespace(held[name], Attribute(source, name), names)
                 else:
                     self._push(held[name], Attribute(source, name), Place(name, space=id(held)), False)
-
-
-def _may_import(names: frozenset[str]) -> bool:
-    """Whether code with these names may compute the name of a module that it imports."""
-    return any(names >= importing for importing in _IMPORTING)
 
 
 def _rebindable(source: Source) -> bool:

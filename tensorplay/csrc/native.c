@@ -5,6 +5,7 @@
  *
  *   tensor.h      setup, direct, fingerprint, alike  what a tensor's metadata is
  *   launch.h      launch, Launch                from tensors to an entry
+ *   seen.h        Seen                          what was found before, and whether it is still there
  *   check.h       Check                         the key of one version as a table of steps, and its program
  *   dispatch.h    watch, probed, Dispatch       the callable
  *
@@ -27,6 +28,7 @@ static int forked;
 
 #include "tensor.h"
 #include "launch.h"
+#include "seen.h"
 #include "check.h"
 #include "dispatch.h"
 

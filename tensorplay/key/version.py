@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import fx
 
-from ..native import native
+from ..native import fingerprint, native
 from .aliasing import extents, overlaps, same_objects
 from .ambient import NAMES, ambient, decided
 from .guards import GATES, MISSING, Guard, differences, guards
@@ -287,11 +287,6 @@ class Version:
         gates = "".join(f", {g.kind} at {g.line} is {g.value!r}" for g in self.gates)
         kind = "" if self.fallback is None else f", runs eagerly: {self.fallback.reason}"
         return f"inputs {shapes or 'none'}, {len(self.parts)} values from outside{gates}, {self.hits} hits{kind}"
-
-
-def fingerprint(t: torch.Tensor) -> bytes | None:
-    """A tensor's metadata as the extension compares it; None where it cannot."""
-    return None if native is None else native.fingerprint(t)
 
 
 VALUE, HELD, ITEMS, DICT, OBJECT = range(5)  # what opens a row of the extension's; a tensor's is its fingerprint

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from ...capture.history import nodes_of
 from ...errors import UnsupportedError
 from ..loops.nodes import Spec
 from . import views
@@ -297,17 +298,8 @@ def _leaf(x: Any, node: Any, bases: list[Tensor], nodes: Sequence[fx.Node], inpu
 def _reached(root: Tensor, inputs: list[Tensor]) -> tuple[int, ...]:
     """The inputs that autograd leads to from a result."""
     places = {id(t): k for k, t in enumerate(inputs)}
-    found: set[int] = set()
-    stack: list[Any] = [root.grad_fn]
-    seen: set[Any] = set()
-    while stack:
-        node = stack.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        stack += [above for above, _ in node.next_functions]
-        if (variable := getattr(node, "variable", None)) is not None and id(variable) in places:
-            found.add(places[id(variable)])
+    variables = [getattr(node, "variable", None) for node in nodes_of(root)]
+    found = {places[id(t)] for t in variables if id(t) in places}
     if not found:
         raise UnsupportedError("a result that requires grad though autograd leads from it to no input")
     return tuple(sorted(found))

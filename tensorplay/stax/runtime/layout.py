@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from ...errors import CheckFailed
-from ...native import native
+from ...native import fingerprint, native
 from ..loops.nodes import Buffer
 from ..schedule.plan import Plan
 
@@ -53,8 +53,8 @@ def checker(plan: Plan) -> Callable[[Sequence[torch.Tensor]], None]:
 
 def fingerprints(tensors: Sequence[torch.Tensor]) -> tuple[bytes, ...] | None:
     """The metadata of tensors as the extension compares it; None where it cannot."""
-    found = () if native is None else tuple([native.fingerprint(t) for t in tensors])
-    return None if native is None or None in found else found
+    found = [fingerprint(t) for t in tensors]
+    return None if native is None or None in found else tuple(found)
 
 
 def refuse_other(b: Buffer, tensor: torch.Tensor) -> None:
